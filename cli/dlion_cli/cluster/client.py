@@ -263,6 +263,7 @@ class ClusterClient:
 
     @contextlib.contextmanager
     def _socket(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[Any]:
+        import urllib3
         from websocket import WebSocketBadStatusException, WebSocketException
 
         headers = [*self._headers().items(), *self._impersonation]
@@ -272,7 +273,7 @@ class ClusterClient:
         except WebSocketBadStatusException as error:
             body = getattr(error, "resp_body", b"") or b""
             raise api_error(error.status_code, body, context=self.context) from error
-        except (WebSocketException, OSError) as error:
+        except (WebSocketException, OSError, urllib3.exceptions.HTTPError) as error:
             raise unreachable_error(self.server, error, context=self.context) from error
         try:
             yield socket

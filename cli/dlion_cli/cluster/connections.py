@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from dlion_api.errors import DataError, UnavailableError
-from dlion_cli.cluster.connection_settings import ConnectionSettings
+from dlion_cli.cluster.connection_settings import ConnectionSettings, server_url
 from dlion_cli.cluster.credentials import UserCredentials, content, credentials_of, service_account
 from dlion_cli.cluster.kubeconfig import KubeContext
 from dlion_cli.terminal.failures import install_advice
@@ -44,12 +44,12 @@ class Connection:
         server = cluster.get("server")
         if not isinstance(server, str) or not server:
             raise ValueError("there is no such cluster, or it has no URL of a server")
-        url = urlsplit(server)
-        self.server: Final = url.geturl().rstrip("/")
+        self.server: Final = server_url(server)
+        url = urlsplit(self.server)
         self.credentials: Final = credentials
         self._server_name = cluster.get("tls-server-name") or None
         self._tls = _tls_context(cluster, credentials) if url.scheme == "https" else None
-        self._proxy = _proxy_of(url, cluster.get("proxy-url"))
+        self.proxy: Final = _proxy_of(url, cluster.get("proxy-url"))
         self.pool: Final = self._open_pool()
 
     def _open_pool(self) -> urllib3.PoolManager:
@@ -64,36 +64,56 @@ class Connection:
             "ssl_context": self._tls,
             "server_hostname": self._server_name,
         }
-        if self._proxy is None:
+        if self.proxy is None:
             return urllib3.PoolManager(**settings)
-        if self._proxy.startswith("socks"):
+        if self.proxy.startswith("socks"):
             from urllib3.contrib.socks import SOCKSProxyManager
 
-            return SOCKSProxyManager(self._proxy, **settings)
-        return urllib3.ProxyManager(self._proxy, proxy_ssl_context=self._tls, **settings)
+            # As for kubectl, the proxy resolves names: it may reach servers that no name server
+            # here knows.
+            return SOCKSProxyManager(self.proxy.replace("socks5:", "socks5h:", 1), **settings)
+        user = unquote(urlsplit(self.proxy).netloc.rpartition("@")[0])
+        headers = urllib3.make_headers(proxy_basic_auth=user or None)
+        return urllib3.ProxyManager(
+            self.proxy, proxy_headers=headers, proxy_ssl_context=self._tls, **settings
+        )
 
     def open_websocket(
         self, path: str, headers: list[tuple[str, str]], *, timeout_s: float | None
     ) -> Any:
-        """A WebSocket at that path, for a command in a pod. Raises: WebSocketException, OSError."""
+        """A WebSocket at that path, for a command in a pod.
+
+        Raises: WebSocketException, OSError, urllib3's HTTPError.
+        """
         from websocket import WebSocket
 
         sent = [f"{name}: {value}" for name, value in headers]
-        options: dict[str, Any] = {"http_no_proxy": ["*"]}  # else it reads the environment itself
-        if self._proxy is not None:
-            proxy = urlsplit(self._proxy)
-            options = {"http_proxy_host": proxy.hostname, "http_proxy_port": proxy.port}
-        tls = {"context": self._tls, "server_hostname": self._server_name}
-        opened: Any = WebSocket(sslopt=tls, skip_utf8_validation=False)
+        opened: Any = WebSocket(skip_utf8_validation=False)
         opened.settimeout(timeout_s)
         opened.connect(
             "ws" + self.server.removeprefix("http") + path,
             header=[*sent, f"sec-websocket-protocol: {_EXEC_PROTOCOLS}"],
             # A redirect would take the credentials along, also to another server without TLS.
             redirect_limit=0,
-            **options,
+            socket=self._open_socket(timeout_s),
         )
         return opened
+
+    def _open_socket(self, timeout_s: float | None) -> Any:
+        """A socket to the server, through TLS and proxy as for requests: websocket knows neither
+        all proxies nor the brackets of an IPv6 address in a tunnel."""
+        pool: Any = self.pool.connection_from_url(self.server)
+        server = urlsplit(self.server)
+        near = pool if pool.proxy is None else pool.proxy
+        connection = pool.ConnectionCls(
+            host=near.host, port=near.port, timeout=timeout_s, **pool.conn_kw
+        )
+        if pool.proxy is not None:
+            port = server.port or (443 if self._tls else 80)
+            scheme = pool.proxy.scheme
+            connection.set_tunnel(server.hostname, port, pool.proxy_headers, scheme)
+        connection.connect()
+        return connection.sock
 
 
 def require_packages() -> None:
@@ -181,25 +201,41 @@ def _socket_options() -> list[tuple[int, int, int]]:
 
 
 def _proxy_of(server: SplitResult, given: object) -> str | None:
-    """The URL of the proxy, of the kubeconfig or the environment; None: there is none."""
-    if not given and not any(name.lower().endswith("_proxy") for name in os.environ):
+    """The URL of the proxy, of the kubeconfig or the environment; None: there is none.
+
+    As for kubectl, the environment's serves no server on this machine, and $NO_PROXY excepts none
+    from the kubeconfig's.
+    """
+    if given:
+        if not isinstance(given, str):
+            raise TypeError("the URL of the proxy is no text")
+        return given
+    host = server.hostname or ""
+    if _is_here(host) or not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
     from urllib.request import getproxies_environment
 
     proxies = getproxies_environment()
-    proxy = given or proxies.get(server.scheme) or proxies.get("all")
+    proxy = proxies.get(server.scheme)
     if not proxy or _needs_no_proxy(server, proxies):
         return None
-    if not isinstance(proxy, str):
-        raise TypeError("the URL of the proxy is no text")
-    return proxy
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is this machine's name, or one of its addresses that no other machine reaches."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):  # a name
+        return ip_address(host).is_loopback
+    return False
 
 
 def _needs_no_proxy(server: SplitResult, proxies: dict[str, str]) -> bool:
     """Whether `$NO_PROXY` names the server, or a network of it."""
     from urllib.request import proxy_bypass
 
-    if proxy_bypass(server.netloc.rpartition("@")[2]):
+    if proxy_bypass(server.netloc):
         return True
     for each in proxies.get("no", "").split(","):
         with contextlib.suppress(ValueError):  # a name, which no network contains
@@ -211,15 +247,13 @@ def _needs_no_proxy(server: SplitResult, proxies: dict[str, str]) -> bool:
 def _check_encrypted(connection: Connection) -> None:
     """Raises: DataError if credentials would reach another machine without TLS."""
     url = urlsplit(connection.server)
-    host, authorization = url.hostname or "", connection.credentials.authorization
-    if authorization is None or url.scheme == "https" or host == "localhost":
+    if connection.credentials.authorization is None or url.scheme == "https":
         return
-    with contextlib.suppress(ValueError):  # a name
-        if ip_address(host).is_loopback:
-            return
+    if _is_here(url.hostname or "") and connection.proxy is None:
+        return
     raise DataError(
-        f"{url.scheme}://{url.netloc.rpartition('@')[2]}: credentials would be sent without TLS. "
-        "Name the server with https://, or choose a user without credentials"
+        f"{connection.server}: credentials would be sent without TLS. Name the server with "
+        "https://, or choose a user without credentials"
     )
 
 

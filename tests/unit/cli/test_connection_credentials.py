@@ -6,7 +6,8 @@
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 - A server gets the user's certificate, password, token, or what a plugin prints. A token's file is
   read again. A pod uses its service account.
-- A proxy comes from the environment, and serves no address that $NO_PROXY names.
+- A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
+  environment. That of the environment serves no address of this machine.
 - A value of another type, and the URL of a proxy that cannot be used, are errors of the file.
 
 Left out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
@@ -33,6 +34,8 @@ from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.connection_settings import ConnectionSettings
+from dlion_cli.cluster.connections import Connection
+from dlion_cli.cluster.credentials import UserCredentials
 from scripted_servers import ServedTls, Server, served, server_url
 from self_signed import self_signed
 
@@ -88,6 +91,22 @@ def test_credentials_are_sent_to_another_machine_only_over_tls(
         Path(file).write_text(text)
         with pytest.raises(DataError, match="would be sent without TLS"):
             connect(ConnectionSettings(kubeconfig=file))
+
+
+def test_no_proxy_gets_credentials_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, here = Server({"dlionjobs": NONE}), Server({"dlionjobs": NONE}, user={"token": OLD})
+    with served(tmp_path / "config", {"here": here, "proxy": proxy}) as file:
+        url = server_url(file, "proxy")
+        monkeypatch.setenv("HTTP_PROXY", url)
+        assert main(["get", "--kubeconfig", file]) == 0
+        document = yaml.safe_load(Path(file).read_text())
+        document["clusters"][0]["cluster"]["proxy-url"] = url
+        Path(file).write_text(yaml.safe_dump(document))
+        with pytest.raises(DataError, match="would be sent without TLS"):
+            connect(ConnectionSettings(kubeconfig=file))
+    assert (len(here.headers), proxy.headers) == (1, [])
 
 
 ACTS_AS = {
@@ -271,30 +290,49 @@ def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.Monk
     assert server.headers[0]["Authorization"].lower() == f"bearer {SECRET}"
 
 
+FAR = "https://api.example:6443"
+SET, OTHER = "http://proxy.example:3128", "http://other.example:3128"
+
+
 @pytest.mark.parametrize(
-    ("excepted", "is_reached"),
-    [("", True), ("10.0.0.0/8,.example", True), ("10.0.0.0/8, 127.0.0.0/8", False),
-     ("127.0.0.1", False)],
+    ("cluster", "environment", "proxy"),
+    [
+        ({"server": FAR}, {}, None),
+        ({"server": FAR}, {"HTTPS_PROXY": SET, "HTTP_PROXY": OTHER}, SET),
+        ({"server": "http://api.example"}, {"HTTPS_PROXY": OTHER, "http_proxy": SET}, SET),
+        ({"server": FAR}, {"HTTPS_PROXY": "proxy.example:3128"}, SET),
+        ({"server": FAR}, {"ALL_PROXY": OTHER, "HTTP_PROXY": OTHER}, None),
+        ({"server": FAR}, {"HTTPS_PROXY": SET, "NO_PROXY": "10.0.0.0/8,.other.example"}, SET),
+        ({"server": FAR}, {"HTTPS_PROXY": OTHER, "NO_PROXY": "10.0.0.0/8, .example"}, None),
+        ({"server": "https://10.1.2.3:6443"}, {"HTTPS_PROXY": OTHER, "NO_PROXY": "::/0,10.0.0.0/8"},
+         None),
+        ({"server": "https://[2001:db8::1]"}, {"HTTPS_PROXY": OTHER, "NO_PROXY": "2001:db8::/32"},
+         None),
+        ({"server": "https://localhost:6443"}, {"HTTPS_PROXY": OTHER}, None),
+        ({"server": "https://[::1]:6443"}, {"HTTPS_PROXY": OTHER}, None),
+        ({"server": FAR, "proxy-url": SET}, {"HTTPS_PROXY": OTHER, "NO_PROXY": "*"}, SET),
+        ({"server": "https://127.0.0.1:6443", "proxy-url": SET}, {}, SET),
+    ],
 )  # fmt: skip
-def test_a_proxy_serves_what_no_proxy_does_not_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excepted: str, is_reached: bool
+def test_a_proxy_is_chosen_as_by_kubectl(
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: dict[str, str],
+    environment: dict[str, str],
+    proxy: str | None,
 ) -> None:
-    proxy = Server({"dlionjobs": NONE})
-    with served(tmp_path / "config", {"proxy": proxy, "here": None}) as file:
-        monkeypatch.setenv("HTTP_PROXY", server_url(file, "proxy"))
-        monkeypatch.setenv("NO_PROXY", excepted)
-        code = main(["get", "--kubeconfig", file, "--context", "here"])
-    assert code == (0 if is_reached else ExitCode.UNAVAILABLE)
-    assert bool(proxy.asked) == is_reached
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Connection(cluster, UserCredentials()).proxy == proxy
 
 
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
         ("proxy-url", "proxy.example:3128", "(?i)proxy"),
-        ("proxy-url", "http://[::1", "not a valid host"),
+        ("proxy-url", "http://us:pw@[::1", "used: Invalid IPv6 URL$"),
         ("proxy-url", 3128, "cannot be used"),
         ("server", 8443, "cannot be used"),
+        ("server", "127.0.0.1:8443", "is not a URL of a server: write https://HOST:PORT"),
         ("contexts", 1, "there is no context 'here'; it has: none"),
     ],
 )

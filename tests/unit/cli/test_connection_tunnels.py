@@ -2,14 +2,16 @@
 
 - Both verify the server by the authority and name of the kubeconfig and present the user's
   certificate.
-- Both go through the tunnel of a proxy, of the kubeconfig or the environment. Where $NO_PROXY names
-  the server, neither does.
+- Both go through the tunnel of a proxy, of the kubeconfig or the environment, with the user and
+  password of its URL.
 
-Left out: SOCKS proxies; credentials without TLS (test_connection_credentials).
+Left out: SOCKS proxies, which need another package; which proxy serves which server, and
+credentials without TLS (test_connection_credentials).
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -60,15 +62,16 @@ def file(server: Server, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def proxy() -> Iterator[tuple[str, list[str]]]:
-    """Return the URL of a proxy, and the servers to which it opens tunnels."""
-    tunnels: list[str] = []
+def proxy() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Return a proxy's address, and the servers and users of its tunnels. All lead to this
+    machine."""
+    tunnels: list[tuple[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_CONNECT(self) -> None:
-            tunnels.append(self.path)
             host, _, port = self.path.rpartition(":")
-            with socket.create_connection((host, int(port))) as far:
+            tunnels.append((host, self.headers.get("Proxy-Authorization", "")))
+            with socket.create_connection(("127.0.0.1", int(port))) as far:
                 self.send_response(200)
                 self.end_headers()
                 back = threading.Thread(target=copied, args=(far, self.connection))
@@ -83,7 +86,7 @@ def proxy() -> Iterator[tuple[str, list[str]]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield f"http://127.0.0.1:{listening.server_address[1]}", tunnels
+        yield f"127.0.0.1:{listening.server_address[1]}", tunnels
         listening.shutdown()
         thread.join()
 
@@ -113,26 +116,31 @@ def test_the_kubeconfigs_tls_applies(
 
 
 @each_call
+@pytest.mark.parametrize("host", ["api.example", "[2001:db8::1]"])
 @pytest.mark.parametrize("place", ["kubeconfig", "environment"])
 def test_a_proxy_opens_a_tunnel(
     server: Server,
     file: str,
-    proxy: tuple[str, list[str]],
+    proxy: tuple[str, list[tuple[str, str]]],
     monkeypatch: pytest.MonkeyPatch,
     place: str,
+    host: str,
     call: Callable[[ClusterClient], object],
 ) -> None:
-    url, tunnels = proxy
+    (address, tunnels), user = proxy, ""
+    document = yaml.safe_load(Path(file).read_text())
+    cluster = document["clusters"][0]["cluster"]
+    cluster |= {
+        "server": cluster["server"].replace("127.0.0.1", host),
+        "tls-server-name": "api.example",
+    }
     if place == "environment":
-        monkeypatch.setenv("HTTPS_PROXY", url)
+        monkeypatch.setenv("HTTPS_PROXY", address)
     else:
-        document = yaml.safe_load(Path(file).read_text())
-        document["clusters"][0]["cluster"]["proxy-url"] = url
-        Path(file).write_text(yaml.safe_dump(document))
-    for excepted, count in (("", 1), ("10.0.0.0/8", 2), ("127.0.0.0/8", 2), ("127.0.0.1", 2)):
-        monkeypatch.setenv("NO_PROXY", excepted)
-        settings = ConnectionSettings(kubeconfig=file, tls_server_name="api.example")
-        with contextlib.closing(connect(settings)) as client:
-            call(client)
-        assert len(tunnels) == count, excepted
-    assert len(server.headers) == 4
+        cluster["proxy-url"] = f"http://us%40er:pass%3Aword@{address}"
+        user = f"Basic {base64.b64encode(b'us@er:pass:word').decode()}"
+    Path(file).write_text(yaml.safe_dump(document))
+    with contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client:
+        call(client)
+    assert tunnels == [(host, user)]
+    assert len(server.headers) == 1
