@@ -20,8 +20,6 @@ from dlion_cli.terminal.failures import install_advice
 
 _ONLY: Final = "(selected)"
 """The name of all entries in the kubeconfig that the Kubernetes client gets."""
-_RENEWED: Final = ("exec", "auth-provider")
-"""Fields of a user whose credentials end."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,13 @@ def credentials_of(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserC
     Raises: OSError, ValueError, TypeError, KeyError or AttributeError for fields that cannot be
     used; UnavailableError if the Kubernetes client is needed and not installed.
     """
-    if any(user.get(each) for each in _RENEWED):
+    authorization = _authorization(user)
+    certificate, key = (content(user, f"client-{part}") for part in ("certificate", "key"))
+    # As for kubectl: other credentials come first.
+    is_renewed = user.get("auth-provider") or (user.get("exec") and certificate is None)
+    if authorization is None and is_renewed:
         return _renewed(user, cluster)
-    return UserCredentials(
-        _authorization(user), content(user, "client-certificate"), content(user, "client-key")
-    )
+    return UserCredentials(authorization, certificate, key)
 
 
 def content(fields: Mapping[str, Any], name: str) -> bytes | None:
@@ -68,21 +68,27 @@ def service_account() -> tuple[dict[str, Any], UserCredentials]:
 
 
 def _authorization(user: Mapping[str, Any]) -> Callable[[], str] | None:
-    if token := user.get("token"):
+    token, path = user.get("token"), user.get("tokenFile")
+    if path:
+        return lambda: f"Bearer {_token_in(Path(path), token)}"  # another program may renew it
+    if token:
         return lambda: f"Bearer {token}"
-    if path := user.get("tokenFile"):
-        return lambda: f"Bearer {_token_in(Path(path))}"  # another program may renew it
-    if "username" in user and "password" in user:
-        pair = f"{user['username']}:{user['password']}".encode()
+    if username := user.get("username"):
+        pair = f"{username}:{user.get('password') or ''}".encode()
         return lambda: f"Basic {base64.b64encode(pair).decode()}"
     return None
 
 
-def _token_in(path: Path) -> str:
+def _token_in(path: Path, otherwise: object) -> object:
+    """The file's token, or the other one where it has none."""
     try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"token file {path}: cannot be read: {error}") from None
+        token: object = path.read_text("utf-8").strip()
+        error = "it is empty"
+    except (OSError, UnicodeDecodeError) as problem:
+        token, error = "", str(problem)
+    if not (token or otherwise):
+        raise DataError(f"token file {path}: cannot be read: {error}")
+    return token or otherwise
 
 
 def _renewed(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredentials:

@@ -4,8 +4,8 @@
 - The user of a kubeconfig acts as the one of `as`, with its groups, also for commands in pods,
   unless `--as` names another. Values that no header can hold are refused.
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
-- A server gets the user's certificate, password, token, or what a plugin prints. A token's file is
-  read again. A pod uses its service account.
+- A server gets the user's certificate, password or token; without them, what a plugin prints. A
+  token's file is read again and comes before another token. A pod uses its service account.
 - A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
   environment. That of the environment serves no address of this machine.
 - A value of another type, and the URL of a proxy that cannot be used, are errors of the file.
@@ -245,11 +245,46 @@ def test_the_file_of_a_token_is_read_again(tmp_path: Path) -> None:
     assert sent == [f"Bearer {OLD}", f"Bearer {SECRET}"]
 
 
-def test_a_password_is_sent(tmp_path: Path) -> None:
-    server = Server({"dlionjobs": NONE}, user={"username": "jane", "password": "pw"})
+@pytest.mark.parametrize("content", [None, "", "\n"])
+def test_a_token_is_sent_while_its_file_has_none(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    server = Server({"version": NONE}, user={"token": OLD, "tokenFile": "token"})
+    with (
+        served(tmp_path / "config", {"here": server}) as file,
+        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+    ):
+        client.get("/version")
+        (tmp_path / "token").write_text(SECRET)
+        client.get("/version")
+        document = yaml.safe_load(Path(file).read_text())
+        del document["users"][0]["user"]["token"]
+        Path(file).write_text(yaml.safe_dump(document))
+        (tmp_path / "token").write_text("")
+        with (
+            contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+            pytest.raises(DataError, match="token: cannot be read: it is empty"),
+        ):
+            client.get("/version")
+    sent = [headers["Authorization"] for headers in server.headers]
+    assert sent == [f"Bearer {OLD}", f"Bearer {SECRET}"]
+
+
+@pytest.mark.parametrize(
+    ("user", "sent"),
+    [
+        ({"username": "jane", "password": "pw"}, "Basic amFuZTpwdw=="),
+        ({"username": "jane"}, "Basic amFuZTo="),
+        ({"username": "jane", "password": None}, "Basic amFuZTo="),
+        ({"username": "", "password": ""}, None),
+        ({"username": None, "password": None}, None),
+    ],
+)
+def test_a_password_is_sent(tmp_path: Path, user: dict[str, str | None], sent: str | None) -> None:
+    server = Server({"dlionjobs": NONE}, user=user)
     with served(tmp_path / "config", {"here": server}) as file:
         assert main(["get", "--kubeconfig", file]) == 0
-    assert server.headers[0]["Authorization"] == "Basic amFuZTpwdw=="
+    assert server.headers[0]["Authorization"] == sent
 
 
 VERSION = "client.authentication.k8s.io/v1"
@@ -273,6 +308,19 @@ def test_a_plugin_provides_the_token(
         assert main(["get", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
         assert "Kubernetes client for Python is missing" in capsys.readouterr().err
     assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {SECRET}"]
+
+
+def test_no_plugin_runs_for_a_user_with_other_credentials(tmp_path: Path) -> None:
+    adm = self_signed(tmp_path, "adm")
+    command = {"apiVersion": VERSION, "command": "/nowhere/plugin", "interactiveMode": "Never"}
+    for other in (
+        {"token": OLD},
+        {"username": "jane", "password": "pw"},
+        {"client-certificate": adm.name, "client-key": adm.name},
+    ):
+        server = Server({"dlionjobs": NONE}, user={"exec": command, **other})
+        with served(tmp_path / "config", {"here": server}) as file:
+            assert main(["get", "--kubeconfig", file]) == 0
 
 
 def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
