@@ -172,7 +172,12 @@ def _tls_context(cluster: Mapping[str, Any], credentials: UserCredentials) -> ss
     if authority is not None and not authority.strip():  # ssl would trust the system's instead
         raise ValueError("its certificate authority is empty")
     context = ssl.create_default_context(cadata=authority)
+    # As Go: a trusted intermediate authority suffices, and certificates need no key identifiers.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if cluster.get("insecure-skip-tls-verify") is True:
+        if authority is not None:  # kubectl refuses both, too
+            raise ValueError("insecure-skip-tls-verify excludes a certificate authority")
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if credentials.certificate is not None:

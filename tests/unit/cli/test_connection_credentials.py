@@ -227,6 +227,18 @@ def test_an_authority_without_certificates_is_not_replaced(tmp_path: Path) -> No
         connect(ConnectionSettings(kubeconfig=file))
 
 
+def test_verification_is_not_turned_off_beside_an_authority(tmp_path: Path) -> None:
+    chain = self_signed(tmp_path, "server")
+    server = Server({"dlionjobs": NONE}, tls=ServedTls(chain, chain))
+    with served(tmp_path / "config", {"here": server}) as file:
+        document = yaml.safe_load(Path(file).read_text())
+        document["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = True
+        Path(file).write_text(yaml.safe_dump(document))
+        with pytest.raises(DataError, match="excludes a certificate authority"):
+            connect(ConnectionSettings(kubeconfig=file))
+        assert main(["get", "--kubeconfig", file, "--insecure-skip-tls-verify"]) == 0
+
+
 def test_the_file_of_a_token_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{OLD}\n")
     server = Server({"version": NONE}, user={"tokenFile": "token"})

@@ -116,6 +116,22 @@ def test_the_kubeconfigs_tls_applies(
 
 
 @each_call
+def test_an_intermediate_authority_is_trusted(
+    tmp_path: Path, call: Callable[[ClusterClient], object]
+) -> None:
+    """As by Go. Its own authority is not in the kubeconfig, and nothing has key identifiers."""
+    root = self_signed(tmp_path, "root")
+    between = self_signed(tmp_path, "between", issuer=root)
+    chain = self_signed(tmp_path, "server", issuer=between)
+    server = Server({"version": NONE}, kept=tmp_path, tls=ServedTls(chain, between))
+    with (
+        served(tmp_path / "config", {"here": server}) as file,
+        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+    ):
+        call(client)
+
+
+@each_call
 @pytest.mark.parametrize("host", ["api.example", "[2001:db8::1]"])
 @pytest.mark.parametrize("place", ["kubeconfig", "environment"])
 def test_a_proxy_opens_a_tunnel(
