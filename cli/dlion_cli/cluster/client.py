@@ -18,7 +18,7 @@ from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection, open_connection, require_packages
-from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
+from dlion_cli.cluster.kubeconfig import choose_context
 from dlion_cli.terminal.formatting import printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -301,9 +301,9 @@ def connect(settings: ConnectionSettings) -> ClusterClient:
     chosen = choose_context(settings)
     return ClusterClient(
         open_connection(settings, chosen),
-        context="(this pod)" if chosen is None else chosen.name or "(options)",
-        namespace=settings.namespace or (pod_namespace() if chosen is None else chosen.namespace),
-        impersonation=settings.impersonation or ([] if chosen is None else chosen.impersonation),
+        context=chosen.name or "(options)",
+        namespace=settings.namespace or chosen.namespace,
+        impersonation=settings.impersonation or chosen.impersonation,
         timeout_s=settings.request_timeout_s,
     )
 

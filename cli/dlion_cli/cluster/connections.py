@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.connection_settings import ConnectionSettings, server_url
-from dlion_cli.cluster.credentials import UserCredentials, content, credentials_of, service_account
+from dlion_cli.cluster.credentials import UserCredentials, content, credentials_of
 from dlion_cli.cluster.kubeconfig import KubeContext
 from dlion_cli.terminal.failures import install_advice
 
@@ -126,22 +126,20 @@ def require_packages() -> None:
         ) from None
 
 
-def open_connection(settings: ConnectionSettings, chosen: KubeContext | None) -> Connection:
-    """The connection of that context; None: of this pod's service account. Sends no request.
+def open_connection(settings: ConnectionSettings, chosen: KubeContext) -> Connection:
+    """The connection of that context. Sends no request.
 
     Raises: DataError if the configuration is invalid, or would send credentials without TLS;
     UnavailableError if the Kubernetes client is needed and not installed.
     """
     from urllib3.exceptions import HTTPError
 
-    where = "this pod" if chosen is None else _source(chosen)
+    named = chosen.name or "the options of the connection"
+    where = f"kubeconfig {chosen.files}" if chosen.files else named
     try:
-        if chosen is None:
-            cluster, credentials = _of_pod(settings)
-        else:
-            cluster, credentials = dict(chosen.cluster), credentials_of(chosen.user, chosen.cluster)
+        credentials = credentials_of(chosen.user, chosen.cluster)
         _check_authorities(settings.certificate_authority)
-        connection = Connection(cluster, credentials)
+        connection = Connection(chosen.cluster, credentials)
     except ImportError as error:  # urllib3 imports it for such a proxy only
         raise DataError(
             f"{where}: its SOCKS proxy needs a package that is not installed here ({error}). "
@@ -158,12 +156,6 @@ def open_connection(settings: ConnectionSettings, chosen: KubeContext | None) ->
         raise DataError(f"{where}: cannot be used: {error}") from error
     _check_encrypted(connection)
     return connection
-
-
-def _of_pod(settings: ConnectionSettings) -> tuple[dict[str, Any], UserCredentials]:
-    if settings.token or settings.changes_server:
-        raise ValueError("without a kubeconfig, options of the connection need --server too")
-    return service_account()
 
 
 def _tls_context(cluster: Mapping[str, Any], credentials: UserCredentials) -> ssl.SSLContext:
@@ -272,7 +264,3 @@ def _check_authorities(path: str | None) -> None:
         raise DataError(
             f"certificate authority {path}: has no certificate in PEM form ({error})"
         ) from None
-
-
-def _source(chosen: KubeContext) -> str:
-    return f"kubeconfig {chosen.files}" if chosen.files else "the options of the connection"

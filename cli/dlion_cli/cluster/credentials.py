@@ -1,8 +1,8 @@
-"""Credentials of a kubeconfig's user and of a pod's service account.
+"""Credentials of a kubeconfig's user.
 
-Tokens, passwords and certificates are read here. The Kubernetes client runs credential plugins,
-refreshes tokens of OpenID Connect and reads service accounts. Its import takes longer than all else
-of a command, so that only these users import it.
+Tokens, passwords and certificates are read here. The Kubernetes client runs credential plugins and
+refreshes tokens of OpenID Connect. Its import takes longer than all else of a command, so that only
+these users import it.
 """
 
 from __future__ import annotations
@@ -56,17 +56,6 @@ def content(fields: Mapping[str, Any], name: str) -> bytes | None:
     return Path(path).read_bytes() if (path := fields.get(name)) else None
 
 
-def service_account() -> tuple[dict[str, Any], UserCredentials]:
-    """The cluster of this process's pod, as a kubeconfig's fields, and its credentials.
-
-    Raises: as `credentials_of`.
-    """
-    with _client_errors() as (configuration, library):
-        library.load_incluster_config(client_configuration=configuration)
-    cluster = {"server": configuration.host, "certificate-authority": configuration.ssl_ca_cert}
-    return cluster, _loaded(configuration)
-
-
 def _authorization(user: Mapping[str, Any]) -> Callable[[], str] | None:
     token, path = user.get("token"), user.get("tokenFile")
     if path:
@@ -98,10 +87,7 @@ def _renewed(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredent
     with _client_errors() as (configuration, library):
         loader = library.kube_config.KubeConfigLoader(document, active_context=_ONLY)
         loader.load_and_set(configuration)
-    return _loaded(configuration)
 
-
-def _loaded(configuration: Any) -> UserCredentials:
     def authorization() -> str:
         return str(configuration.auth_settings()["BearerToken"]["value"])
 

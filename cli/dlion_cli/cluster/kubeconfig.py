@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import yaml
 
+from dlion_api.addresses import join_host_port
 from dlion_api.errors import DataError
 from dlion_api.suggestions import did_you_mean
 from dlion_cli.cluster.connection_settings import ConnectionSettings
@@ -32,7 +33,7 @@ class KubeContext:
     """A selected context, with the changes of the options. Its paths are absolute."""
 
     files: str
-    """The paths of its files; empty: there is no file, and options name the server."""
+    """The paths of its files; empty: there is no file, but options or a pod."""
     name: str
     """Empty: none, and options name a cluster or server."""
     namespace: str
@@ -46,12 +47,12 @@ class KubeContext:
 
 def choose_context(
     given: ConnectionSettings, environment: Mapping[str, str] = os.environ
-) -> KubeContext | None:
-    """The context that the options select; None: use the pod's service account.
+) -> KubeContext:
+    """The context that the options select, or without a file that of the pod's service account.
 
     `$KUBECONFIG` may name several files; the first definition of a value applies. Raises: DataError
     if there is no file, an invalid file, no such context, cluster or user, or a user with
-    impersonation that is invalid.
+    impersonation that is invalid; or in a pod, if options need a server.
     """
     paths = _paths(given.kubeconfig, environment)
     found = {path: _read(path) for path in paths if path.is_file()}
@@ -61,7 +62,7 @@ def choose_context(
         if may_lack and given.server:
             return _selected(given, [], files="", name="", context={})
         if may_lack and environment.get("KUBERNETES_SERVICE_HOST"):
-            return None
+            return _of_pod(given, environment)
         what = "nothing in the kubeconfig" if found else "no kubeconfig file at"
         raise DataError(
             f"{what} {', '.join(map(str, found or paths))}. Name one with --kubeconfig or "
@@ -91,12 +92,25 @@ def entry_names(kind: str, kubeconfig: str | None) -> list[str]:
     return _names([_read(path) for path in existing], kind.removesuffix("s"))
 
 
-def pod_namespace() -> str:
-    """The namespace of the pod in which this process runs."""
+def _of_pod(given: ConnectionSettings, environment: Mapping[str, str]) -> KubeContext:
+    """The cluster of the pod in which this process runs, and its service account."""
+    if given.token or given.changes_server:
+        raise DataError("this pod has no kubeconfig: options of the connection need --server too")
     try:
-        return (_SERVICE_ACCOUNT / "namespace").read_text("utf-8").strip() or DEFAULT_NAMESPACE
+        namespace = (_SERVICE_ACCOUNT / "namespace").read_text("utf-8").strip()
     except OSError:
-        return DEFAULT_NAMESPACE
+        namespace = ""
+    host, port = (environment.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    return KubeContext(
+        "",
+        "(this pod)",
+        namespace or DEFAULT_NAMESPACE,
+        {
+            "server": f"https://{join_host_port(host, int(port or 443))}",
+            "certificate-authority": str(_SERVICE_ACCOUNT / "ca.crt"),
+        },
+        {"tokenFile": str(_SERVICE_ACCOUNT / "token")},
+    )
 
 
 def _paths(kubeconfig: str | None, environment: Mapping[str, str]) -> list[Path]:

@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from kubernetes.config import incluster_config
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
+from dlion_cli.cluster import kubeconfig
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection
@@ -338,8 +338,9 @@ def test_no_plugin_runs_for_a_user_with_other_credentials(tmp_path: Path) -> Non
 def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = self_signed(tmp_path, "server")
     (tmp_path / "token").write_text(SECRET)
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(chain))
+    (tmp_path / "ca.crt").write_bytes(chain.read_bytes())
+    monkeypatch.setattr(kubeconfig, "_SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
     server = Server({"dlionjobs": NONE}, tls=ServedTls(chain, chain))
     with served(tmp_path / "config", {"here": server}) as file:
         address = urlsplit(server_url(file, "here"))
@@ -347,7 +348,12 @@ def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.hostname))
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
         assert main(["get", "-n", "farm"]) == 0
-    assert server.headers[0]["Authorization"].lower() == f"bearer {SECRET}"
+        (tmp_path / "namespace").write_text("ml")
+        with contextlib.closing(connect(ConnectionSettings())) as client:
+            assert client.namespace == "ml"
+        with pytest.raises(DataError, match=r"pod has no kubeconfig: .* need --server"):
+            connect(ConnectionSettings(token=OLD))
+    assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
 
 
 FAR = "https://api.example:6443"
