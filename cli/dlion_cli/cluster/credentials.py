@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,8 +89,14 @@ def _renewed(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredent
         loader = library.kube_config.KubeConfigLoader(document, active_context=_ONLY)
         loader.load_and_set(configuration)
 
+    renewing = threading.Lock()  # a plugin may ask the user
+
     def authorization() -> str:
-        return str(configuration.auth_settings()["BearerToken"]["value"])
+        try:
+            with renewing, _logged_errors():
+                return str(configuration.auth_settings()["BearerToken"]["value"])
+        except Exception as error:  # each provider has its own classes
+            raise UnavailableError(f"the credentials could not be renewed: {error}") from error
 
     paths = (configuration.cert_file, configuration.key_file)
     certificate, key = (Path(path).read_bytes() if path else None for path in paths)
@@ -109,14 +116,23 @@ def _client_errors() -> Iterator[tuple[Any, Any]]:
         raise UnavailableError(
             f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
         ) from None
+    try:
+        with _logged_errors():
+            yield client.Configuration(), config
+    except config.ConfigException as error:
+        raise ValueError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[None]:
+    """Raises: ValueError for errors that this thread logs inside."""
     errors: list[str] = []
     handler = logging.Handler(logging.ERROR)
+    handler.addFilter(lambda record: record.thread == threading.get_ident())
     handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        yield client.Configuration(), config
-    except config.ConfigException as error:
-        raise ValueError(str(error)) from error
+        yield
     finally:
         logging.getLogger().removeHandler(handler)
     if errors:

@@ -6,6 +6,7 @@
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 - A server gets the user's certificate, password or token; without them, what a plugin prints. A
   token's file is read again and comes before another token. A pod uses its service account.
+- A plugin renews its token once for all threads; if it fails, its words are the error.
 - A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
   environment. That of the environment serves no address of this machine.
 - A value of another type, and the URL of a proxy that cannot be used, are errors of the file.
@@ -320,6 +321,38 @@ def test_a_plugin_provides_the_token(
         assert main(["get", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
         assert "Kubernetes client for Python is missing" in capsys.readouterr().err
     assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {SECRET}"]
+
+
+def test_credentials_are_renewed_once_for_all_threads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin, ends = tmp_path / "plugin", "2000-01-01T00:00:00Z"
+    command = {"apiVersion": VERSION, "command": "./plugin", "interactiveMode": "Never"}
+    server = Server({"version": NONE}, user={"exec": command})
+
+    def answer(token: str, end: str) -> None:
+        status = {"token": token, "expirationTimestamp": end}
+        text = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": status})
+        plugin.write_text(f"#!/bin/sh\necho >> {tmp_path}/runs\nsleep 0.2\necho '{text}'\n")
+
+    answer(OLD, ends)
+    plugin.chmod(0o700)
+    with (
+        served(tmp_path / "config", {"here": server}) as file,
+        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+    ):
+        plugin.write_text("#!/bin/sh\necho 'log in first' >&2\nexit 3\n")
+        with pytest.raises(UnavailableError, match=r"renewed: exec: process returned 3\. log in"):
+            client.get("/version")
+        answer(SECRET, "2999-01-01T00:00:00Z")
+        threads = [threading.Thread(target=client.get, args=("/version",)) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert [each["Authorization"] for each in server.headers] == [f"Bearer {SECRET}"] * 4
+    assert len((tmp_path / "runs").read_text()) == 2, "to connect, and to renew"
+    assert capfd.readouterr().err == ""
 
 
 def test_no_plugin_runs_for_a_user_with_other_credentials(tmp_path: Path) -> None:
