@@ -28,7 +28,7 @@ class ArtifactStore:
         self._folder = folder
         self._creating = threading.Lock()
         self._partial: dict[Path, PartialFile] = {}
-        """The last upload of each path."""
+        """The last upload of each path, while it lasts."""
 
     def remove_partial(self) -> int:
         """Remove files that an earlier keeper did not receive completely; return how many."""
@@ -45,16 +45,20 @@ class ArtifactStore:
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with self._creating:
-            others = (each for path, each in self._partial.items() if path != target)
             # Before the free space is read: what arrives meanwhile must not count as free.
-            awaited_bytes = sum(each.missing_bytes for each in others)
+            awaited = {path: each.missing_bytes for path, each in self._partial.items()}
+            awaited_bytes = sum(awaited.values()) - awaited.get(target, 0)
             free_bytes = max(0, shutil.disk_usage(target.parent).free - awaited_bytes)
             if total_bytes + RESERVE_BYTES > free_bytes:
                 raise OSError(
                     errno.ENOSPC,
                     f"{total_bytes} bytes do not fit, {free_bytes} are free; enlarge the claim",
                 )
-            file = self._partial[target] = PartialFile(target, total_bytes)
+            if earlier := self._partial.get(target):
+                earlier.supersede()
+            file = PartialFile(target, total_bytes)
+            going_on = {path: self._partial[path] for path, count in awaited.items() if count}
+            self._partial = {**going_on, target: file}
         return file
 
     def remove(self, path: str) -> None:
@@ -72,6 +76,7 @@ class PartialFile:
     def __init__(self, target: Path, total_bytes: int) -> None:
         self._target = target
         self._awaited_bytes = total_bytes
+        self._is_superseded = False
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=_PARTIAL_PREFIX)
         self._temporary = Path(name)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
@@ -81,8 +86,13 @@ class PartialFile:
         """How many bytes are still to arrive; from any thread."""
         return 0 if self._file.closed else max(0, self._awaited_bytes)
 
+    def supersede(self) -> None:
+        """Refuse all that still arrives: another upload has its space. From any thread."""
+        self._is_superseded = True
+
     def write(self, payload: bytes) -> None:
         """Append. Raises: OSError."""
+        self._check_current()
         rest = memoryview(payload)
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -97,6 +107,7 @@ class PartialFile:
 
     def commit(self) -> None:
         """Sync to disk and replace the target. Raises: OSError."""
+        self._check_current()
         os.fchmod(self._file.fileno(), 0o644)
         os.fsync(self._file.fileno())
         self._file.close()
@@ -111,3 +122,7 @@ class PartialFile:
         """Remove the partial file; does nothing after `commit`."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+    def _check_current(self) -> None:
+        if self._is_superseded:
+            raise OSError(errno.ECANCELED, "another upload of this file has begun")

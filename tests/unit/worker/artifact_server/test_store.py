@@ -47,6 +47,27 @@ def test_an_upload_that_begins_again_does_not_wait_for_its_first_try(tmp_path: P
     store.create(PATHS[1], most).discard()
 
 
+def test_an_upload_that_began_again_takes_no_more_space(tmp_path: Path) -> None:
+    """Or else the calls of one caller together fill the space of the records and of others."""
+    store = ArtifactStore(tmp_path)
+    earlier, again = (store.create(PATHS[0], 4) for _ in range(2))
+    with pytest.raises(OSError, match="another upload of this file has begun"):
+        earlier.write(b"more")
+    again.write(b"last")
+    again.commit()
+    with pytest.raises(OSError, match="another upload of this file has begun"):
+        earlier.commit()
+    earlier.discard()
+    assert [each.read_bytes() for each in (tmp_path / "state/w0").iterdir()] == [b"last"]
+
+
+def test_uploads_that_ended_are_forgotten(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    for number in range(20):
+        store.create(f"models/{number}.npz", 4).discard()
+    assert len(store._partial) == 1
+
+
 def test_what_has_arrived_counts_once(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     files = [store.create(path, 1000) for path in PATHS]
