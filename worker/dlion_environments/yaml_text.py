@@ -111,7 +111,8 @@ class _Dumper(_DUMPER):  # type: ignore[misc]  # it is one of the two
     resolver does not. Writes texts of several lines as such."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        is_text = isinstance(plain_value(data), str) and data not in _TRUTH_IN_GO
+        digits = data.replace("_", "")  # Go reads 1_2e3 as 12e3
+        is_text = isinstance(plain_value(digits), str) and data not in _TRUTH_IN_GO
         style = "|" if "\n" in data else None if is_text else "'"
         node: yaml.ScalarNode = self.represent_scalar(f"{_TAG}str", data, style=style)
         return node
