@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -59,7 +59,10 @@ def load_credentials(
     min_life_left: float = MIN_LIFE_LEFT,
     now: datetime | None = None,
 ) -> WorkerCredentials | None:
-    """Load that job's credentials, if that fraction of the lifetime is left (0: any)."""
+    """Load that job's credentials, if that fraction of the lifetime is left (0: any).
+
+    A certificate that begins later counts as one without: its signer's clock was fast.
+    """
     path = Path(state_dir) / CREDENTIALS_FILE
     try:
         document = json.loads(path.read_bytes())
@@ -73,8 +76,9 @@ def load_credentials(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _LOG.warning("%s is damaged: asking for a new certificate (%r)", path, error)
         return None
-    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc - CLOCK_SKEW_ALLOWANCE
-    left = certificate.not_valid_after_utc - (now or datetime.now(UTC))
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    life, now = ends - begins - CLOCK_SKEW_ALLOWANCE, now or datetime.now(UTC)
+    left = ends - now if begins <= now else timedelta(0)
     if not is_ours or left < life * min_life_left:
         return None
     return WorkerCredentials(key, chain_pem, sites)

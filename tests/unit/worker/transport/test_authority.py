@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography import x509
@@ -19,9 +20,13 @@ from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_operator.pki.authority import CertificateAuthority, StoredAuthority, Tokens
+from dlion_worker.security.credential_store import load_credentials, store_credentials
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from given_authorities import odd_certificates
 from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ME = identity(0)
 OTHER = identity(1)
@@ -261,6 +266,18 @@ def test_an_authority_made_by_a_fast_clock_is_renewed_once_the_clock_is_set() ->
     chain = authority.sign(key.csr_pem(), OTHER, JOB, now=BEGAN)
     mine = WorkerCredentials(WorkerKey(), chain, {PLANT_A: authority.bundle_pem})
     mine.check_peer(chain, OTHER, JOB, now=BEGAN + timedelta(hours=1))
+
+
+def test_a_restarted_worker_replaces_a_certificate_that_a_fast_clock_made(tmp_path: Path) -> None:
+    """No peer accepts it. If the coordinator is away it is used, as the own clock may be slow."""
+    authority, fast = CertificateAuthority(PLANT_A, now=BEGAN), BEGAN + timedelta(days=1)
+    key = WorkerKey()
+    chain = authority.sign(key.csr_pem(), OTHER, JOB, now=fast)
+    bundles = {PLANT_A: authority.bundle_pem}
+    store_credentials(tmp_path, JOB, WorkerCredentials(key, chain, bundles))
+    assert load_credentials(tmp_path, JOB, now=BEGAN) is None
+    assert load_credentials(tmp_path, JOB, now=BEGAN, min_life_left=0.0) is not None
+    assert load_credentials(tmp_path, JOB, now=fast) is not None
 
 
 def test_an_authority_renewed_by_a_slow_clock_stays_valid_once_the_clock_is_set() -> None:
