@@ -147,6 +147,11 @@ def test_a_job_trains_during_an_upgrade_of_its_operator(
             eventually(lambda: operator.metric("dlion_operator_reconciles_total"), what="a look")
             eventually(lambda: stable_status(kubectl) == before, what="the earlier status")
             assert of_the_run(kubectl) == there
+            # A worker that ends before it has joined the new operator reports no more steps.
+            pods.wait_until(
+                lambda: min(pods.steps(rank)[-1].iteration for rank in (0, 1)) > upgraded_at,
+                "records after the upgrade",
+            )
 
             upgraded.touch()
             assert [pods.wait(f"trainer-{rank}") for rank in (0, 1)] == [0, 0], pods.story()

@@ -626,8 +626,11 @@ def test_waiting_uploads_do_not_block_other_folders_and_can_be_cancelled(
 ) -> None:
     newer = write(tmp_path / "newer", 50)
     with keeper.storing(f"models/{PLANT_A}"):
-        waiting = [Upload(keeper, newer) for _ in range(DISK_THREADS)]
-        wait_until(lambda: keeper.waiting_files(model_path(PLANT_A)) == [50] * DISK_THREADS)
+        waiting: list[Upload] = []
+        while len(waiting) < DISK_THREADS:
+            waiting.append(Upload(keeper, newer))
+            # The next one would refuse what has not arrived.
+            wait_until(lambda: keeper.waiting_files(model_path(PLANT_A)) == [50] * len(waiting))
         client.put(OWN, write(tmp_path / "mine", 10))
         for upload in waiting:
             upload.cancel()
