@@ -165,6 +165,24 @@ def _print_table(runs: list[dict[str, Any]]) -> None:
         ]
         close = sum(change >= -CLOSE for change in changes)
         print(f"{method}: {close} of {len(changes)} attacks cost {100 * CLOSE:g} points or less")
+        _print_pairs(method, [one for one in runs if one["method"] == method])
+
+
+def _print_pairs(method: str, runs: list[dict[str, Any]]) -> None:
+    """Print how far attacked runs end below the clean run of the same policy, data and seed."""
+    clean = {_job_of(one): one["accuracy"] for one in runs if one["attack"] == "none"}
+    attacked = [one for one in runs if one["attack"] != "none" and _job_of(one) in clean]
+    below = [clean[_job_of(one)] - one["accuracy"] for one in attacked]
+    if below:
+        close = sum(points <= CLOSE for points in below)
+        print(
+            f"{method}: {close} of {len(below)} attacked runs end at most {100 * CLOSE:g} points "
+            f"below the clean run of their seed; the worst is {100 * max(below):.1f} below it"
+        )
+
+
+def _job_of(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["policy"], run["split"], run["seed"]
 
 
 def _mean(runs: list[dict[str, Any]]) -> float:

@@ -6,8 +6,8 @@
 Run as root. Each run starts a site of the testbed (etcd, API server, controllers, scheduler) with
 KWOK in place of kubelets. It has one operator process, and one process that joins the coordinator
 for each running pod (`benchmarks/scaling`). Jobs are created as fast as the API server accepts
-them, and idle. Then jobs are changed, one after the other, and the operator is killed and
-restarted. With `--baseline` each run is followed by one of that commit's operator. With
+them, and idle. Then the operator is killed and restarted, and jobs are changed, one after the
+other. With `--baseline` each run is followed by one of that commit's operator. With
 `--kubeflow` each is followed by one of Kubeflow Trainer and JobSet with TrainJobs of as many nodes
 (`benchmarks/scaling/kubeflow.py`), and changes suspend jobs, which both operators report.
 
@@ -110,18 +110,19 @@ def main() -> None:
 
 
 def _measured(options: argparse.Namespace, size: Size) -> dict[str, list[tuple[Figures, str]]]:
-    """Return the runs of each operator, each with its commit."""
-    found: dict[str, list[tuple[Figures, str]]] = {"this tree": []}
+    """Return the runs of each operator, each with its commit or version."""
+    operators: dict[str, Callable[[Size], Run]] = {"this tree": _of_this_tree}
     if options.baseline:
-        found[f"{options.baseline:.12}"] = []
+        operators[f"{options.baseline:.12}"] = lambda size: _of_commit(options.baseline, size)
     if options.kubeflow:
-        found["Kubeflow Trainer"] = []
+        operators["Kubeflow Trainer"] = _of_kubeflow
+    found: dict[str, list[tuple[Figures, str]]] = {name: [] for name in operators}
     for number in range(options.runs):
         for name, runs in found.items():
             kept = options.out / f"{name.replace(' ', '-')}-{size.jobs}-{number}.json"
             if not kept.exists():
                 print(f"{name}, {size.jobs} jobs of {size.workers} workers, run {number + 1}")
-                run = _RUNS.get(name, lambda size: _earlier(size, options.baseline))(size)
+                run = operators[name](size)
                 write_atomically(kept, json.dumps(run).encode(), mode=0o644)
             run = json.loads(kept.read_text())
             if (other := run["figures"]["size"]) != asdict(size):
@@ -141,13 +142,7 @@ def _of_kubeflow(size: Size) -> Run:
     return {"commit": kubeflow.version(), "figures": asdict(kubeflow.measure(size))}
 
 
-_RUNS: dict[str, Callable[[Size], Run]] = {
-    "this tree": _of_this_tree, "Kubeflow Trainer": _of_kubeflow
-}  # fmt: skip
-
-
-def _earlier(size: Size, baseline: str) -> Run:
-    """Run once with that commit's operator."""
+def _of_commit(baseline: str, size: Size) -> Run:
     with tempfile.TemporaryDirectory(prefix="dlion-baseline-") as folder:
         archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", baseline, *CODE, "crds"],
@@ -189,7 +184,7 @@ def _table(found: dict[str, list[tuple[Figures, str]]]) -> str:
         loads = [load for each, _ in runs for load in each.load_average]
         first = runs[0][0].size
         lines.append(
-            f"\n{name}: commit {commits}; {len(runs)} runs of {first['jobs']} jobs with "
+            f"\n{name} at {commits}; {len(runs)} runs of {first['jobs']} jobs with "
             f"{first['workers']} workers each; load average {min(loads):.1f} to {max(loads):.1f}"
         )
         for what, requests in (

@@ -84,12 +84,12 @@ build = BuiltFolder("kubeflow-trainer", MODULE, _make).build
 
 
 def version() -> str:
-    """Return the versions of both, such as `Kubeflow Trainer v2.3.0 with JobSet v0.12.0`."""
+    """Return the versions of both, such as `v2.3.0 with JobSet v0.12.0`."""
     trainer, jobset = (
         go("list", "-m", "-f", "{{.Version}}", each, module=MODULE).strip()
         for each in (TRAINER, JOBSET)
     )
-    return f"Kubeflow Trainer {trainer} with JobSet {jobset}"
+    return f"{trainer} with JobSet {jobset}"
 
 
 def train_job(number: int, workers: int) -> dict[str, Any]:

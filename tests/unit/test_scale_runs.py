@@ -47,7 +47,7 @@ def test_existing_runs_are_not_measured_again(
     assert run_scale(monkeypatch, tmp_path) == 0
     table = capsys.readouterr().out
     assert "| jobs created, per s | >= 20 | 25.0 (20.0 to 30.0) |" in table
-    assert "commit c0, c1; 2 runs of 1000 jobs with 5 workers each" in table
+    assert "this tree at c0, c1; 2 runs of 1000 jobs with 5 workers each" in table
 
 
 def test_a_run_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

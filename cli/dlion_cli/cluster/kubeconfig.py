@@ -101,6 +101,8 @@ def _of_pod(given: ConnectionSettings, environment: Mapping[str, str]) -> KubeCo
     except OSError:
         namespace = ""
     host, port = (environment.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    if not (port or "443").isdecimal():
+        raise DataError(f"$KUBERNETES_SERVICE_PORT is {port!r}; allowed: the number of a port")
     return KubeContext(
         "",
         "(this pod)",

@@ -22,6 +22,7 @@ import json
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,7 +34,7 @@ from dlion_api.errors import DataError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.cluster import kubeconfig
-from dlion_cli.cluster.client import connect
+from dlion_cli.cluster.client import ClusterClient, connect
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection
 from dlion_cli.cluster.credentials import UserCredentials
@@ -240,13 +241,20 @@ def test_verification_is_not_turned_off_beside_an_authority(tmp_path: Path) -> N
         assert main(["get", "--kubeconfig", file, "--insecure-skip-tls-verify"]) == 0
 
 
+@contextlib.contextmanager
+def connected(path: Path, server: Server) -> Iterator[ClusterClient]:
+    """Yield a client of that server, whose kubeconfig is written to `path`."""
+    with (
+        served(path, {"here": server}) as file,
+        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+    ):
+        yield client
+
+
 def test_the_file_of_a_token_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{OLD}\n")
     server = Server({"version": NONE}, user={"tokenFile": "token"})
-    with (
-        served(tmp_path / "config", {"here": server}) as file,
-        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
-    ):
+    with connected(tmp_path / "config", server) as client:
         client.get("/version")
         (tmp_path / "token").write_text(SECRET)
         client.get("/version")
@@ -263,19 +271,17 @@ def test_a_token_is_sent_while_its_file_has_none(tmp_path: Path, content: str | 
     if content is not None:
         (tmp_path / "token").write_text(content)
     server = Server({"version": NONE}, user={"token": OLD, "tokenFile": "token"})
-    with (
-        served(tmp_path / "config", {"here": server}) as file,
-        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
-    ):
+    config = tmp_path / "config"
+    with connected(config, server) as client:
         client.get("/version")
         (tmp_path / "token").write_text(SECRET)
         client.get("/version")
-        document = yaml.safe_load(Path(file).read_text())
+        document = yaml.safe_load(config.read_text())
         del document["users"][0]["user"]["token"]
-        Path(file).write_text(yaml.safe_dump(document))
+        config.write_text(yaml.safe_dump(document))
         (tmp_path / "token").write_text("")
         with (
-            contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
+            contextlib.closing(connect(ConnectionSettings(kubeconfig=str(config)))) as client,
             pytest.raises(DataError, match="token: cannot be read: it is empty"),
         ):
             client.get("/version")
@@ -337,10 +343,7 @@ def test_credentials_are_renewed_once_for_all_threads(
 
     answer(OLD, ends)
     plugin.chmod(0o700)
-    with (
-        served(tmp_path / "config", {"here": server}) as file,
-        contextlib.closing(connect(ConnectionSettings(kubeconfig=file))) as client,
-    ):
+    with connected(tmp_path / "config", server) as client:
         plugin.write_text("#!/bin/sh\necho 'log in first' >&2\nexit 3\n")
         with pytest.raises(UnavailableError, match=r"renewed: exec: process returned 3\. log in"):
             client.get("/version")
@@ -386,6 +389,9 @@ def test_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.Monk
             assert client.namespace == "ml"
         with pytest.raises(DataError, match=r"pod has no kubeconfig: .* need --server"):
             connect(ConnectionSettings(token=OLD))
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "tcp://10.0.0.1:443")
+        with pytest.raises(DataError, match="KUBERNETES_SERVICE_PORT is 'tcp:"):
+            connect(ConnectionSettings())
     assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
 
 
