@@ -296,6 +296,26 @@ def test_new_addresses_are_announced_without_a_loss(site: Site) -> None:
     watcher.close()
 
 
+def test_a_stream_that_is_replaced_as_it_joins_stays_until_the_new_one_has_joined(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = site.client(1)
+    original = client._stub.Join
+
+    def join(request: wire.JoinRequest) -> object:
+        call = original(request)
+        wait_until(lambda: site.state(1), "joined")
+        for stream in client._streams:
+            stream.supersede()
+        return call
+
+    monkeypatch.setattr(client._stub, "Join", join)
+    client.join("127.0.0.1:2", "", lambda _: None)
+    wait_until(client.connected, "connected")
+    assert site.state(1) is MemberState.READY
+    client.close()
+
+
 def test_records_arrive_in_order_and_the_end_flushes_them(site: Site) -> None:
     client = site.client(0)
     client.join("127.0.0.1:1", "", lambda _: None)

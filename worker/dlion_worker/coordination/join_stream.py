@@ -60,6 +60,7 @@ class JoinStream:
 
     def __post_init__(self) -> None:
         self._ended = threading.Event()
+        self._closed = False
         self._call: grpc.Call | None = None
         self._last_message = ""
         self.connected = False
@@ -73,6 +74,7 @@ class JoinStream:
         self._ended.set()
 
     def close(self) -> None:
+        self._closed = True
         self._ended.set()
         if (call := self._call) is not None:
             call.cancel()
@@ -98,7 +100,7 @@ class JoinStream:
         try:
             call = self.stub.Join(self.announcement.request(self.known_version()))
             self._call = call
-            if self._ended.is_set():  # closed between the two lines above
+            if self._closed:  # between the two lines above
                 call.cancel()
             for update in call:
                 backoff.reset()
