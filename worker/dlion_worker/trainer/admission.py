@@ -67,7 +67,14 @@ def join_training(
             is_rejoin=is_rejoin,
             neighbours=neighbours,
         )
-        snapshot = join_run(admission, parts.exchange, parts.inbox, stopped, waiting.report)
+        snapshot = join_run(
+            admission,
+            parts.exchange,
+            parts.inbox,
+            stopped,
+            waiting.report,
+            check=parts.replica.check_state,
+        )
         is_over = parts.inbox.stop_reason is not None
         if snapshot is not None or is_over or may_keep_own():
             return snapshot
@@ -82,12 +89,15 @@ def join_run(
     inbox: WaitingInbox,
     stopped: Callable[[], str | None],
     on_wait: Callable[[int], None] = lambda _iteration: None,
+    *,
+    check: Callable[[StateSnapshot], None] = lambda _snapshot: None,
 ) -> StateSnapshot | None:
     """Wait for admission. Return a peer's state to adopt; None: keep the own one.
 
     Also returns when the run is over; `inbox.stop_reason` is then set. `on_wait` is called
-    repeatedly meanwhile, with the last finished iteration. Raises: Interrupted when this worker is
-    asked to stop.
+    repeatedly meanwhile, with the last finished iteration. `check` raises ContractError for a state
+    that cannot be adopted: it counts against the peer that gave it. Raises: Interrupted when this
+    worker is asked to stop.
     """
     while True:
         instructions: deque[AdmissionInstruction] = deque(admission.advance(time.monotonic()))
@@ -100,7 +110,7 @@ def join_run(
                 case SendMessage(peer, message):
                     exchange.send(peer, message)
                 case PullState() as pull:
-                    state = _pull(exchange, pull)
+                    state = _pull(exchange, pull, check)
                     instructions += admission.pulled(state, time.monotonic())
         if (reason := stopped()) is not None:
             raise Interrupted(reason)
@@ -108,12 +118,20 @@ def join_run(
         inbox.wait(SLICE_S)
 
 
-def _pull(exchange: PeerExchange, pull: PullState) -> StateSnapshot | None:
+def _pull(
+    exchange: PeerExchange, pull: PullState, check: Callable[[StateSnapshot], None]
+) -> StateSnapshot | None:
     try:
-        return exchange.pull_state(pull.peer, pull.wanted)
+        snapshot = exchange.pull_state(pull.peer, pull.wanted)
     except (UnavailableError, ContractError) as error:
         _LOG.warning("worker %d gave no state: %s", pull.peer, error)
         return None
+    try:
+        check(snapshot)
+    except ContractError as error:
+        exchange.record_violation(pull.peer, f"{error}")
+        return None
+    return snapshot
 
 
 @dataclass

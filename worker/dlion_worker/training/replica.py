@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_core.codecs import Coding, ValueCodec, encode_weights
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.interface import Flat, Layout
+from dlion_core.policies.iteration_guard import MAX_ITERATION
 from dlion_core.policies.weights.local_rounds import LastRound
 from dlion_worker.training.evaluation import replica_hash
 from dlion_worker.training.keras_optimizer import ModelOptimizer
@@ -199,6 +201,14 @@ class LocalReplica:
                     return StateSnapshot(*place, b"", is_equal=True)
             payload = pack(state, weights_only=wanted.weights_only)
             return StateSnapshot(*place, payload)
+
+    def check_state(self, snapshot: StateSnapshot) -> None:
+        """Raise ContractError if a peer's state does not fit, or is of an absurd iteration."""
+        if snapshot.iteration > MAX_ITERATION:
+            raise ContractError(
+                f"a peer's state of iteration {snapshot.iteration}; allowed: up to {MAX_ITERATION}"
+            )
+        unpack(bytes(snapshot.payload), self._state(), weights_only=False)
 
     def restore_from(self, snapshot: StateSnapshot) -> None:
         """Adopt a peer's state. Raises: ContractError where it does not fit."""

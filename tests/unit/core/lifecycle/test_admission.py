@@ -4,7 +4,8 @@ A peer names an iteration to the latecomer. Then the only worker that trained va
 three start again. The latecomer waits for that peer from the first iteration on. It does not start
 again beside a peer that already has the state of the vanished worker. If a worker starts while
 another joins late at a peer that has just started, it keeps the named iteration. A linked peer that
-the coordinator reports as lost is awaited for a few seconds.
+the coordinator reports as lost is awaited for a few seconds. A state that cannot be adopted counts
+against the peer that gave it, and another peer is asked.
 
 Left out: real loops, other orders of loss and return (`test_loop_cluster.py`).
 """
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.admission import REPORT_WAIT_S, Admission, KeepOwnState
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.join_barrier import JoinRole
-from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.links.events import LinkDown, LinkUp, StateSnapshot
 from dlion_core.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
 from dlion_worker.trainer.admission import join_run
 from dlion_worker.trainer.signal_handler import Interrupted
@@ -32,8 +34,6 @@ from loop_cluster import synchronous_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from dlion_core.links.events import StateSnapshot
 
 ONLY, OWN, OTHER = Rank(0), Rank(1), Rank(2)
 BOTH = (ONLY, OWN)
@@ -109,6 +109,32 @@ def test_a_peer_with_the_state_of_the_vanished_worker_is_joined() -> None:
     with pytest.raises(Interrupted):
         entrance()
     assert sent[-1] == (OTHER, join_barrier.join_request(12 + join_barrier.FIRST_MARGIN))
+
+
+def test_another_peer_is_asked_for_a_state_that_can_be_adopted() -> None:
+    """Its restart would end in the same way, as it asks the same peer first."""
+    inbox, refused = WaitingInbox(lambda peer, message, epoch: None), []
+    for peer in (ONLY, OTHER):
+        has_state = MessageArrived(peer, join_barrier.join_answer(0, done=7, role=JoinRole.OUT))
+        for arrival in (LinkUp(peer, 1, 7), has_state):
+            inbox.put(arrival)
+    admission = Admission(
+        synchronous_job(3, 100), OWN, inbox, membership=lambda: None, now_s=0.0, state_bytes=8
+    )
+    states = {peer: StateSnapshot(7, 1, peer.to_bytes()) for peer in (ONLY, OTHER)}
+    exchange = SimpleNamespace(
+        send=lambda *_: None,
+        pull_state=lambda peer, _: states[peer],
+        record_violation=lambda *what: refused.append(what),
+    )
+
+    def check(snapshot: StateSnapshot) -> None:
+        if snapshot is states[ONLY]:
+            raise ContractError("values that are not finite")
+
+    snapshot = join_run(admission, cast("Any", exchange), inbox, lambda: None, check=check)
+    assert snapshot is states[OTHER]
+    assert refused == [(ONLY, "values that are not finite")]
 
 
 def trains(peer: Rank) -> MessageArrived:

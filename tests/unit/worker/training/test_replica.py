@@ -2,7 +2,7 @@
 
 Knowledge transfer merges weights as (1 - fraction) own + fraction other, and keeps the optimizer's
 moments. The merge of two sides does the same and resets the moments. A peer that adopts a state
-continues exactly like its donor. The weights of a replica are not sent to a peer that has equal
+continues exactly like its donor, and refuses a state that does not fit. The weights of a replica are not sent to a peer that has equal
 ones. A state that must include an update is given once it does, without
 the values that the policy withholds.
 
@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_core.links.events import StateRequest, StateSnapshot
@@ -118,6 +120,25 @@ def test_a_worker_that_adopts_a_state_continues_like_its_donor(replica: LocalRep
     for one in (replica, receiver):
         apply_gradient(one, iteration=2)
     np.testing.assert_array_equal(receiver.model.weights_D, replica.model.weights_D)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda one: replace(one, payload=one.payload[4:]), "different programs"),
+        (lambda one: replace(one, payload=b"\xff" * len(one.payload)), "not finite"),
+        (lambda one: replace(one, iteration=2**63), "of iteration"),
+    ],
+)
+def test_a_state_that_cannot_be_adopted_is_refused_before(
+    replica: LocalReplica, damage: Any, text: str
+) -> None:
+    snapshot, receiver = replica.snapshot_for(StateRequest()), fresh(seed=2)
+    before_D = receiver.weights_D.copy()
+    receiver.check_state(snapshot)
+    with pytest.raises(ContractError, match=text):
+        receiver.check_state(damage(snapshot))
+    np.testing.assert_array_equal(receiver.weights_D, before_D)
 
 
 @pytest.mark.parametrize("iteration", [0, 1])
