@@ -316,7 +316,7 @@ def test_a_download_ends_when_its_worker_is_revoked(keeper: Keeper, client: Arti
     request = wire.GetRequest(
         run=str(job().key), worker=worker_to_wire(job().workers()[0]), path=OWN
     )
-    chunks = client._current_stub().Get(request)
+    chunks = client._start(OWN, lambda stub: stub.Get(request))
     next(chunks)
     keeper.revoked.set([job().workers()[0].name])
     with pytest.raises(grpc.RpcError, match="is revoked"):

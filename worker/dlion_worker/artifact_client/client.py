@@ -4,7 +4,7 @@ The channel trusts only the worker's own site and verifies the keeper's name.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class ArtifactClient:
             read_errors: list[OSError] = []
             try:
                 chunks = self._put_chunks(path, file, total_bytes, read_errors)
-                call = self._start(self._current_stub().Put.future(chunks))
+                call = self._start(path, lambda stub: stub.Put.future(chunks))
                 return int(call.result().kept_bytes)
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
                 if read_errors:
@@ -90,7 +90,7 @@ class ArtifactClient:
         target.parent.mkdir(parents=True, exist_ok=True)
         call = None
         try:
-            call = self._start(self._current_stub().Get(request))
+            call = self._start(path, lambda stub: stub.Get(request))
             with temporary.open("wb") as file:
                 verifier = None
                 for chunk in call:
@@ -130,20 +130,19 @@ class ArtifactClient:
             self._channel = grpc.secure_channel(self._address, secure, options=options)
         self._stub = keeping_pb2_grpc.KeepingStub(self._channel)  # type: ignore[no-untyped-call]
 
-    def _current_stub(self) -> keeping_pb2_grpc.KeepingStub:
-        """The stub of a connection with the newest certificate. There is one call at a time."""
+    def _start(self, path: str, begin: Callable[[keeping_pb2_grpc.KeepingStub], Any]) -> Any:
+        """Begin a call on a connection with the newest certificate. There is one call at a time.
+
+        Raises: UnavailableError after `close`: gRPC would raise ValueError.
+        """
         with self._lock:
-            if self._renewals != self._credentials.renewals and not self._closed:
+            if self._closed:
+                raise UnavailableError(f"{path}: the connection to the keeper is closed")
+            if self._renewals != self._credentials.renewals:
                 self._channel.close()
                 self._connect()
-        return self._stub
-
-    def _start(self, call: Any) -> Any:
-        with self._lock:
-            self._call = call
-            if self._closed:
-                call.cancel()
-        return call
+            self._call = begin(self._stub)
+            return self._call
 
     def _checked(self, path: str, total_bytes: int) -> int:
         most = max_file_bytes(path, self._worker)
