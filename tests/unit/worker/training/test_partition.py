@@ -45,7 +45,7 @@ def _labels(count: int, classes: int, seed: int) -> np.ndarray:
 @given(
     rule=st.sampled_from(["iid", "dirichlet", "bySite"]),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    count=st.integers(1, 300),
+    count=st.integers(0, 300),
     classes=st.integers(1, 12),
     alpha=st.sampled_from([1e-3, 0.5, 100.0]),
     seed=st.integers(0, 50),
@@ -81,6 +81,13 @@ def test_parts_are_disjoint_complete_and_repeatable(
     assert is_one_file_of_many or all(len(part) for part in parts)
     for part, again in zip(parts, share(), strict=True):
         np.testing.assert_array_equal(part, again)
+
+
+@pytest.mark.parametrize("rule", ["iid", "dirichlet", "bySite"])
+def test_data_without_a_sample_are_an_error_that_names_the_workers(rule: str) -> None:
+    """`keepClasses` may leave none."""
+    with pytest.raises(DataError, match=r"no sample for site-0/g-0, site-0/g-1 \(0 samples"):
+        partition(_labels(0, 1, 0), _workers(2), _spec(rule), class_count=3, seed=[1])
 
 
 def test_another_seed_gives_another_partition() -> None:

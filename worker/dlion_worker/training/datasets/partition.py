@@ -133,7 +133,7 @@ def _dirichlet(labels: Labels, count: int, alpha: float, rng: np.random.Generato
     """
     parts: list[Indices] = []
     for _ in range(_MAX_DRAWS):
-        chosen: list[list[Indices]] = [[] for _ in range(count)]
+        chosen: list[list[Indices]] = [[np.zeros(0, np.int64)] for _ in range(count)]
         for label in np.unique(labels):
             index = rng.permutation(np.flatnonzero(labels == label))
             share_P = _draw_shares(count, alpha, rng)
