@@ -308,7 +308,7 @@ def test_decisions_on_heat_other_work_and_groups_are_listed_with_their_reasons(t
     words = Page(render(load_runs([make(tmp_path / "run", extra=extra)]))).words
     assert "3 decisions on heat, other work and groups" in words
     assert words.count("worker 1 made groups (2) of links: 0 1 2 3 | 4 | 5") == 1
-    assert "the heat budget fell from 100% to 62% of compute" in words
+    assert "the heat budget fell from 100% to 62.5% of compute" in words
     assert f"other work is expected to take 2.0 of 4 cores, now 0.1 ({HOSTILE})" in words
     assert not any("capacity of 0" in word for word in words)
 

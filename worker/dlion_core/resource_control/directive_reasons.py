@@ -18,10 +18,8 @@ MAX_GROUPS_CHARACTERS = 200
 def differs(last: Directive, wanted: Directive) -> bool:
     """Whether a directive differs from the last one by more than noise."""
     more = abs(wanted.training_set_samples - last.training_set_samples)
-    before, share = last.compute_share, wanted.compute_share
     return (
-        abs(share - before) > COMPUTE_SHARE_TOLERANCE
-        or (share == 1.0) != (before == 1.0)
+        _is_other_share(last.compute_share, wanted.compute_share)
         or last.local_batch_size != wanted.local_batch_size
         or last.global_batch_size != wanted.global_batch_size
         or last.grouping != wanted.grouping
@@ -32,6 +30,11 @@ def differs(last: Directive, wanted: Directive) -> bool:
             for peer, budget in last.budget_bytes.items()
         )
     )
+
+
+def _is_other_share(old: float, new: float) -> bool:
+    """Whether the heat budget changed by more than its readings do, or begins or ends to limit."""
+    return abs(new - old) > COMPUTE_SHARE_TOLERANCE or (new == 1.0) != (old == 1.0)
 
 
 def is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
@@ -90,14 +93,15 @@ def _groups(before: Directive, after: Directive) -> list[str]:
 
 
 def _compute_share(before: Directive, after: Directive) -> Iterator[str]:
-    """The heat budget.
+    """The heat budget. Each reading changes it a little, which decides nothing.
 
     >>> reason_for(Directive(1, 48, 192), Directive(2, 48, 192, compute_share=0.625))
-    'the heat budget fell from 100% to 62% of compute'
+    'the heat budget fell from 100% to 62.5% of compute'
     """
     old, new = before.compute_share, after.compute_share
-    if old != new:
-        yield f"the heat budget {_direction(old, new)} from {old:.0%} to {new:.0%} of compute"
+    if _is_other_share(old, new):
+        shares = f"from {100 * old:.3g}% to {100 * new:.3g}%"
+        yield f"the heat budget {_direction(old, new)} {shares} of compute"
 
 
 def _batch_and_data(before: Directive, after: Directive) -> Iterator[str]:
