@@ -61,7 +61,7 @@ def parse_any_documents(text: str | bytes, *, source: str) -> list[YamlDocument]
             what = "a tab indents the line, and YAML allows spaces only"
         problem = _unreadable(what, line or None, advice)
         raise SpecError([*builder.duplicates, problem], source=source) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeError) as error:
         raise SpecError([_unreadable(str(error), None)], source=source) from None
     if builder.duplicates:
         raise SpecError(builder.duplicates, source=source)

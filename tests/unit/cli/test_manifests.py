@@ -125,6 +125,7 @@ def test_aliases_and_merges_are_expanded() -> None:
         ("a: {<<: 3}", "line 1: a: << merges mappings only"),
         ("a: \x07", "is not YAML"),
         (b"a: \xff\xfe", "is not YAML"),
+        ("a: \udcff", "is not YAML"),  # an argument of a terminal that is not UTF-8
         ("[" * 5000, "line 1: (document): is nested deeper than 64 levels"),
         ("a: " + "x" * 2**20, "is too large; allowed: up to 1048576 bytes"),
     ],
@@ -305,7 +306,7 @@ def test_set_without_a_value_removes_the_item_of_a_list(assignment: str, left: o
 
 def test_set_reports_all_problems() -> None:
     bad = ["", "x", "sites[9].name=a", "sites.name=a", "trainer.seed.x=1", "a..b=1", "[0]=1", "=1",
-           "trainer[0]=1", "a={", "trainer.seed=1\n---\n2"]  # fmt: skip
+           "trainer[0]=1", "a={", "a=\udcff", "trainer.seed=1\n---\n2"]  # fmt: skip
     with pytest.raises(SpecError) as caught:
         apply_set(yaml.safe_load(NESTED), bad)
     messages = {problem.path: problem.message for problem in caught.value.problems}
@@ -314,6 +315,7 @@ def test_set_reports_all_problems() -> None:
     assert "is a list" in messages["sites.name=a"]
     assert "is a single value" in messages["trainer.seed.x=1"]
     assert "not YAML" in messages["a={"]
+    assert "not YAML" in messages["a=\udcff"]
     assert "several YAML documents" in messages["trainer.seed=1\n---\n2"]
 
 
