@@ -564,6 +564,17 @@ def test_bars_of_an_old_run_count_the_exchange_as_rest_and_an_empty_run_has_none
     assert time_charts.time_bars(nothing).alt == "No step was done."
 
 
+def test_bars_of_time_are_of_workers_although_one_has_made_no_step(folder):
+    run = load_run(folder, "a")
+    assert time_charts.time_bars(run).title == "Each worker's time"
+    ranks = [worker.rank for worker in run.workers]
+    more = replace(run, tally=RunTally([*ranks, Rank(len(ranks))]))
+    more.tally.workers.update(run.tally.workers)
+    chart = time_charts.time_bars(more)
+    assert len(chart.spec["rows"]) == len(ranks)
+    assert chart.title == "Each worker's time"
+
+
 def test_metrics_of_several_runs_have_a_panel_each_with_means(tmp_path):
     first = make(tmp_path / "a", replace(SHORT, metric_names=("auc", "mae")))
     second = make(tmp_path / "b", replace(SHORT, metric_names=("auc",)))

@@ -29,14 +29,14 @@ def time_bars(run: LoadedRun) -> PageChart:
     by_rank = {worker.rank: worker for worker in run.workers}
     has_phases = any(worker.phase_s for worker in run.workers)
     names = PARTS if has_phases else _WITHOUT_PHASES
-    rows = []
-    for group in row_groups(run):
+    rows, groups = [], row_groups(run)
+    for group in groups:
         own = [_seconds(by_rank[rank], has_phases=has_phases) for rank in group.ranks]
         seconds = [sum(part) for part in zip(*own, strict=True)]
         if sum(seconds) > 0:
             values = [float(f"{part_s:.4g}") for part_s in seconds]
             rows.append({"n": group.name, "c": group.place, "v": values})
-    title = f"Each {'worker' if len(rows) == len(run.workers) else 'site'}'s time"
+    title = f"Each {'worker' if len(groups) == len(run.workers) else 'site'}'s time"
     if not rows:
         return PageChart("parts", title, "", "No step was done.")
     caption = "From its first step to its last."
