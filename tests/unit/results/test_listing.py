@@ -36,7 +36,13 @@ from dlion_api.protocol.records import record_to_json
 from dlion_cli.__main__ import main
 from dlion_results.run_folder.environment import EnvironmentReport, LocalCommand
 from dlion_results.run_folder.folder import ResultFolder
-from dlion_results.run_folder.listing import ResultFinder, StoredRun, StoredState, read_run
+from dlion_results.run_folder.listing import (
+    ResultFinder,
+    StoredRun,
+    StoredState,
+    read_comparison,
+    read_run,
+)
 from dlion_results.run_folder.lock import LOCK, FolderLock
 from dlion_results.run_folder.manifest import read_job
 from dlion_results.summary.judgement import EndReason
@@ -133,12 +139,8 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     assert read_run(folder).state is StoredState.INTERRUPTED
 
 
-@pytest.mark.parametrize("moment", range(12))
-def test_a_run_that_ends_during_the_listing_was_not_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
-) -> None:
-    """The run ends at the given call of the operating system."""
-    folder = ResultFolder.create(tmp_path / "run", JOB, now=NOW)
+def end_at(moment: int, end: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call `end` at that call of the operating system."""
     calls = 0
 
     def ending_at(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,16 +149,27 @@ def test_a_run_that_ends_during_the_listing_was_not_killed(
             calls += 1
             if calls == moment + 1:
                 monkeypatch.undo()
-                folder.finish(ended(EndReason.COMPLETED, succeeded=True))
-                folder.close()
+                end()
             return call(*arguments, **options)
 
         return wrapped
 
-    for record in records(STORY):
-        folder.append(record)
     monkeypatch.setattr(os, "scandir", ending_at(os.scandir))
     monkeypatch.setattr(os, "open", ending_at(os.open))
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_a_run_that_ends_during_the_listing_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    folder = ResultFolder.create(tmp_path / "run", JOB, now=NOW)
+    def end() -> None:
+        folder.finish(ended(EndReason.COMPLETED, succeeded=True))
+        folder.close()
+
+    for record in records(STORY):
+        folder.append(record)
+    end_at(moment, end, monkeypatch)
     state = read_run(folder.path).state
     monkeypatch.undo()
     folder.close()
@@ -351,6 +364,26 @@ def test_a_comparison_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     lock = FolderLock(compared(tmp_path / "c"))
     assert found(tmp_path)["c"].state is StoredState.RUNNING
     lock.release()
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_a_comparison_that_ends_during_the_listing_need_not_be_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    folder = compared(tmp_path / "c")
+    lock = FolderLock(folder)
+
+    def end() -> None:
+        figures = json.dumps({"rows": ROWS, "targetAccuracy": 0.5})
+        (folder / "comparison.json").write_text(figures)
+        lock.release()
+
+    end_at(moment, end, monkeypatch)
+    run = read_comparison(folder)
+    monkeypatch.undo()
+    lock.release()
+    assert run is not None
+    assert run.state in (StoredState.RUNNING, StoredState.SUCCEEDED)
 
 
 def test_a_comparison_without_runs_is_listed(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ def read_run(path: Path) -> StoredRun:
 
 def read_comparison(path: Path) -> StoredRun | None:
     """What the list shows of the folder of `dlion compare --out`; None if it is none."""
+    in_progress = is_held(path)  # before all else, as of a run
     names = _names(path)
     if _has_results(names) or names.isdisjoint({COMPARISON, LOCK}):
         return None
-    in_progress = is_held(path)
     base = StoredRun(
         path,
         StoredState.RUNNING if in_progress else StoredState.INTERRUPTED,
