@@ -61,7 +61,7 @@ class VirtualConnections:
         self._present: set[Rank] = set()
         self._up: set[Pair] = set()
         self._silence_timers: dict[Pair, ScheduledEvent] = {}
-        """How often each pair was linked."""
+        """When the silence of a cut ends a link that is still up, by pair."""
         self._pending_link_down: dict[Pair, tuple[ScheduledEvent, LinkDown]] = {}
         """Pending LinkDown events by (receiver of the event, peer)."""
 

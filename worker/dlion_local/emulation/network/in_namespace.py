@@ -13,7 +13,7 @@ from dlion_api.errors import UnavailableError
 from dlion_local.emulation.network.enter import enter_network
 
 T = TypeVar("T")
-_TOOL_TIMEOUT_S = 30
+_TOOL_TIMEOUT_S = 30.0
 
 
 def in_namespace(name: str | None, action: Callable[[], T]) -> T:
@@ -48,18 +48,25 @@ def run_batch(
 
 
 def run_tool(tool: str, *arguments: str, text: str = "", check: bool = True) -> str:
-    """Return the tool's output. Raises UnavailableError with its input and its error output."""
-    done = subprocess.run(
-        [tool, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TOOL_TIMEOUT_S,
-    )
+    """Return the tool's output. Raises UnavailableError with its input and its error output, and
+    for a tool that does not end."""
+    command = f"{tool} {' '.join(arguments)}"
+    given = f"\nit was given:\n{text}" if text else ""
+    try:
+        done = subprocess.run(
+            [tool, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TOOL_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(
+            f"{command} had not ended after {_TOOL_TIMEOUT_S:g} s{given}"
+        ) from error
     if check and done.returncode != 0:
         raise UnavailableError(
-            f"{tool} {' '.join(arguments)} failed with {done.returncode}: {done.stderr.strip()}"
-            + (f"\nit was given:\n{text}" if text else "")
+            f"{command} failed with {done.returncode}: {done.stderr.strip()}{given}"
         )
     return done.stdout
