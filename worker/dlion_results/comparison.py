@@ -7,6 +7,7 @@ Source: the project's definition of a fair comparison: accuracy is the interpola
 replicas; bytes are those sent by all workers.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ _SINGLE = (
     "averaged_model", "drift", "sent_bytes", "compute_share", "samples",
 )  # fmt: skip
 """Figures with a median and a range."""
+_HIGHER_IS_BETTER = {"accuracy", "best_replica", "averaged_model", "compute_share", "samples"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class VariantRow:
 
     def spread(self, name: str) -> Spread:
         """Median and range of one figure over seeds."""
-        return spread([getattr(one, name) for one in self.figures])
+        values = [getattr(one, name) for one in self.figures]
+        return spread(values, worst=-math.inf if name in _HIGHER_IS_BETTER else math.inf)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -169,12 +172,19 @@ def verdict(rows: Sequence[VariantRow], goal: Goal) -> Verdict | None:
         ratios = [its_s / own_s for own_s, its_s in pairs if own_s]
         by = f"{against.speed_up:.2f} times as soon as {second.variant}"
         doubt = bool(ratios) and min(ratios) < 1
+        doubt |= _is_ahead_without_value(first, second, "time_to_target_s")
         return Verdict(
             first.variant,
             f"{first.variant} is first at {target}: {by}{_range(ratios, '{:.2f}', doubt)}",
         )
     if against.at_least is not None:
-        by = f"over {against.at_least:.2f} times as soon as {second.variant}, which never is there"
+        reached = len(second.figures) - second.spread("time_to_target_s").missing
+        there = (
+            f"is there with {reached} of {len(second.figures)} seeds"
+            if reached
+            else "never is there"
+        )
+        by = f"over {against.at_least:.2f} times as soon as {second.variant}, which {there}"
         return Verdict(first.variant, f"{first.variant} is first at {target}: {by}")
     unit, form, best = ("points ", "{:.1f}", "is the most accurate")
     if not is_accuracy:
@@ -182,6 +192,7 @@ def verdict(rows: Sequence[VariantRow], goal: Goal) -> Verdict | None:
     scale = 100 if is_accuracy else 1
     gains = [scale * (own - its) for own, its in _pairs(first, second, "accuracy")]
     doubt = bool(gains) and min(gains) < 0
+    doubt |= _is_ahead_without_value(first, second, "accuracy")
     gain = form.format((against.points or 0.0) * scale / 100)
     return Verdict(
         first.variant,
@@ -203,6 +214,14 @@ def _pairs(first: VariantRow, second: VariantRow, name: str) -> list[tuple[float
     others = {one.seed: getattr(one, name) for one in second.figures}
     values = [(getattr(one, name), others.get(one.seed)) for one in first.figures]
     return [(own, its) for own, its in values if own is not None and its is not None]
+
+
+def _is_ahead_without_value(first: VariantRow, second: VariantRow, name: str) -> bool:
+    """Whether the second has a value with a seed of which the first has none."""
+    others = {one.seed: getattr(one, name) for one in second.figures}
+    return any(
+        getattr(one, name) is None and others.get(one.seed) is not None for one in first.figures
+    )
 
 
 def _range(values: Sequence[float], form: str, doubt: bool) -> str:
@@ -259,23 +278,25 @@ def _curve(run: LoadedRun, goal: Goal) -> tuple[float | None, ...]:
     return tuple(None if at_s < begins_s else round(float(v), 5) for at_s, v in values)
 
 
-def spread(values: Sequence[float | None]) -> Spread:
-    """Median and range.
+def spread(values: Sequence[float | None], *, worst: float = math.inf) -> Spread:
+    """Median and range. A missing value counts as the worst one, infinity with either sign.
 
-    The median is None if more than half of the seeds have no value. For an even number it is the
-    lower of the two middle values, so it is always a value of one run.
+    The median is None where it is a missing value. For an even number it is the lower of the two
+    middle values, so it is always a value of one run.
 
     >>> spread([3.0, None, 1.0]).median, spread([None, None, 1.0]).median
     (3.0, None)
+    >>> spread([0.9, None, 0.8], worst=-math.inf).median
+    0.8
     >>> spread([1.0, 2.0, 3.0, 9.0]).median, spread([1.0, None]).median
     (2.0, 1.0)
     """
     known = sorted(value for value in values if value is not None)
     missing = len(values) - len(known)
-    padded = [*known, *[float("inf")] * missing]
-    median = statistics.median_low(padded) if padded else None
+    ranked = sorted([*known, *[worst] * missing])
+    median = statistics.median_low(ranked) if ranked else None
     return Spread(
-        median=None if median is None or median == float("inf") else median,
+        median=None if median == worst else median,
         least=known[0] if known else None,
         most=known[-1] if known else None,
         missing=missing,

@@ -6,6 +6,8 @@ with the second, the ratio and its range over seeds, and whether the ratio is co
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dlion_results.comparison import (
@@ -41,6 +43,14 @@ def test_a_seed_that_does_not_reach_the_goal_counts_as_the_worst() -> None:
     assert spread([1.0, 2.0, None]).median == 2.0
     assert spread([1.0, None, None]).median is None
     assert spread([1.0, None, None]).missing == 2
+
+
+def test_a_diverged_run_counts_as_the_least_accurate() -> None:
+    two = named("a", (None, None), 0.8, 0.9)
+    with_diverged = replace(two, figures=(*two.figures, diverged(2)))
+    assert with_diverged.spread("accuracy").median == 0.8
+    assert not is_better(with_diverged, named("b", (None,) * 3, 0.85, 0.85, 0.85))
+    assert with_diverged.spread("sent_bytes").missing == 1
 
 
 def test_a_learning_rate_is_better_if_it_reaches_the_goal_sooner_or_else_gets_further() -> None:
@@ -100,6 +110,16 @@ HIGHEST = "no column reaches 50 %; a is the most accurate:"
         (
             named("a", (25.0, None), 0.9, 0.4), named("b", (None, None), 0.4, 0.4),
             "a is first at 50 %: over 4.00 times as soon as b, which never is there",
+        ),
+        (
+            named("a", (10.0, None, 12.0), 0.9, 0.4, 0.9),
+            named("b", (30.0, 30.0, 30.0), 0.9, 0.9, 0.9),
+            f"{FIRST} 2.50 times as soon as b (2.50 to 3.00 over 2 seeds: no clear winner)",
+        ),
+        (
+            named("a", (20.0, 20.0, 30.0), 0.9, 0.9, 0.9),
+            named("b", (None, 10.0, None), 0.4, 0.9, 0.4),
+            f"{FIRST} over 5.00 times as soon as b, which is there with 1 of 3 seeds",
         ),
         (
             named("a", (None, None), 0.4, 0.3), named("b", (None, None), 0.2, 0.2),
