@@ -21,6 +21,7 @@ from dlion_results.summary.accuracy_name import common_name
 from dlion_results.summary.curves import at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import samples_at, sent_bytes_at
+from dlion_results.summary.tally import trusted_workers
 
 CURVE_POINTS: Final = 61
 _SINGLE = (
@@ -239,7 +240,7 @@ def diverged(seed: int) -> VariantRun:
 
 def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
     mean = run.mean_accuracy()
-    replicas = [worker.accuracy_curve.points() for worker in run.workers]
+    replicas = [worker.accuracy_curve.points() for worker in trusted_workers(run.workers)]
     time_s = time_to_accuracy(replicas, goal.target_accuracy)
     reached_s = [] if time_s is None else [time_s]
     (sent,) = sent_bytes_at(run.workers, reached_s).tolist() or [None]

@@ -163,6 +163,7 @@ def test_a_run_that_ends_during_the_listing_was_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     folder = ResultFolder.create(tmp_path / "run", JOB, now=NOW)
+
     def end() -> None:
         folder.finish(ended(EndReason.COMPLETED, succeeded=True))
         folder.close()

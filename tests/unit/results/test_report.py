@@ -42,6 +42,7 @@ from dlion_api.reasons import EventReason
 from dlion_cli.__main__ import main
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.resource_control.directive_reasons import reason_for
+from dlion_results.comparison import Goal, variant_run
 from dlion_results.report import curve_charts, link_charts, time_charts
 from dlion_results.report.formats import size
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
@@ -573,6 +574,20 @@ def test_bars_of_time_are_of_workers_although_one_has_made_no_step(folder):
     chart = time_charts.time_bars(more)
     assert len(chart.spec["rows"]) == len(ranks)
     assert chart.title == "Each worker's time"
+
+
+def test_a_quarantined_replica_is_no_part_of_the_mean(tmp_path):
+    def evaluation(time_s, rank, accuracy):
+        return EvaluationRecord(time_s, Rank(rank), 1, 1, accuracy, 1.0, 10)
+
+    bad = EventRecord(9.0, Rank(1), 1, EventReason.WORKER_QUARANTINED, "it is bad", warning=True)
+    evaluations = [evaluation(5.0, 0, 0.6), evaluation(5.0, 1, 0.1)]
+    story = Story(workers=2, seconds=1, step_s=5.0, killed=None)
+    run = load_run(make(tmp_path / "run", story, extra=[*evaluations, bad]), "run")
+    assert run.mean_accuracy()[-1].tolist() == [5.0, 0.6]
+    found = variant_run(run, Goal(target_accuracy=0.5, at_s=10.0), seed=1)
+    assert found.accuracy == 0.6
+    assert found.time_to_target_s is not None
 
 
 def test_metrics_of_several_runs_have_a_panel_each_with_means(tmp_path):

@@ -31,7 +31,12 @@ from dlion_results.run_folder.stored_values import text_of
 from dlion_results.summary.accuracy_name import accuracy_name
 from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise
-from dlion_results.summary.tally import RunTally, WorkerTally, first_step_s
+from dlion_results.summary.tally import (
+    RunTally,
+    WorkerTally,
+    first_step_s,
+    trusted_workers,
+)
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,10 @@ class LoadedRun:
         return accuracy_name(self.summary)
 
     def mean_accuracy(self) -> Points:
-        """Mean over replicas against time, shape [T, 2]."""
-        return mean_over_replicas([worker.accuracy_curve.points() for worker in self.workers])
+        """Mean over the replicas that count against time, shape [T, 2]."""
+        return mean_over_replicas(
+            [worker.accuracy_curve.points() for worker in trusted_workers(self.workers)]
+        )
 
 
 def load_runs(
