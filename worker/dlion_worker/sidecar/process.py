@@ -207,8 +207,7 @@ class SidecarProcess:
     async def _keep_cool(self) -> None:
         """Sample the temperature at intervals and pass on the share of compute; until cancelled."""
         while self._heat is not None:
-            now_s = time.monotonic()
-            decision = self._heat.sample(now_s)
+            decision = self._heat.sample(now_s := time.monotonic())
             share, mean_share = decision.share, decision.mean_share
             self._issue(self._controller.set_compute_share(share, mean_share, now_s))
             self._notify_peers()
@@ -220,8 +219,7 @@ class SidecarProcess:
         """Serve and call peers; renew the certificate at half of its lifetime, or when the trainer
         reports other bundles."""
         if self._job.spec.tls.mode != "Disabled":
-            first = await self._signed(stopped)
-            if first is None:
+            if (first := await self._signed(stopped)) is None:
                 return
             key, signed = first
             self._credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
@@ -325,18 +323,24 @@ class SidecarProcess:
     async def _probe_until(
         self, stopped: asyncio.Event, seconds: float, current: Collection[str]
     ) -> None:
-        """Probe idle links one at a time, until stopped, time is up, or the bundles have
-        changed."""
-        end_s = time.monotonic() + seconds
+        """Probe idle links one at a time, until stopped, time is up, or the bundles changed."""
+        end_s, ending = time.monotonic() + seconds, asyncio.create_task(stopped.wait())
         while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
-            for _ in self._controller.peers:  # one that hangs is due again after its timeout
-                if stopped.is_set() or not await self._probe_one():
-                    break
+            probing = asyncio.create_task(self._probe_due())
+            await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.is_set():  # the end of a pod does not wait for a peer that hangs
+                probing.cancel()
+                break
+            probing.result()
             self._issue(self._controller.regroup_if_due(time.monotonic()))
             self._notify_peers()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_TICK_S):
-                    await stopped.wait()
+            await asyncio.wait({ending}, timeout=PROBE_TICK_S)
+        ending.cancel()
+
+    async def _probe_due(self) -> None:
+        for _ in self._controller.peers:  # one that hangs is due again after its timeout
+            if not await self._probe_one():
+                break
 
     async def _probe_one(self) -> bool:
         """Probe one link; return whether one was due (each is due only once, so loops end)."""

@@ -1,7 +1,7 @@
 """Tests of rounds of probes in a sidecar's own loop.
 
 A probe may take longer than the interval of its link. It then delays neither the sidecar's
-regrouping nor its end.
+regrouping nor its end, also if it never ends.
 
 The sidecar and its controller are real; the caller is a peer that hangs.
 
@@ -34,24 +34,22 @@ PROBE_S = 0.02
 class Hanging:
     """A peer that does not answer; a probe fails only when its link is due again."""
 
-    def __init__(self) -> None:
-        self.probes = 0
+    def __init__(self, probe_s: float = PROBE_S) -> None:
+        self.probes, self._probe_s = 0, probe_s
+        self.is_probed = asyncio.Event()
 
     async def probe(self, member: Member) -> tuple[int, float]:
         self.probes += 1
-        await asyncio.sleep(PROBE_S)
+        self.is_probed.set()
+        await asyncio.sleep(self._probe_s)
         raise UnavailableError(f"worker {member.identity.rank} does not answer")
 
     def notify(self) -> None:
         """There is no peer to notify."""
 
 
-@pytest.mark.timeout(30)
-def test_a_peer_that_hangs_does_not_delay_the_sidecar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grouping, "PAIR_RETRY_S", PROBE_S / 2)
-    monkeypatch.setattr(process, "PROBE_TICK_S", PROBE_S)
+def sidecar_of_two(tmp_path: Path, caller: Hanging) -> SidecarProcess:
+    """The sidecar of the first of two workers, which calls the other by that caller."""
     document = job_document(2, exchange={"policy": "full", "topology": "clustered"})
     job, here = load_job(document), str(tmp_path)
     config = WorkerConfig(
@@ -60,8 +58,18 @@ def test_a_peer_that_hangs_does_not_delay_the_sidecar(
     sidecar = SidecarProcess(config, job, metrics_host="127.0.0.1", metrics_port=0)
     found = tuple(Member(one, 1, MemberState.READY, "h:1", "h:2") for one in job.workers())
     sidecar._controller.handle(Peers(Membership(1, job.key, 2, found), 100), 0.0)
+    sidecar._caller = cast("Any", caller)
+    return sidecar
+
+
+@pytest.mark.timeout(30)
+def test_a_peer_that_hangs_does_not_delay_the_sidecar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "PAIR_RETRY_S", PROBE_S / 2)
+    monkeypatch.setattr(process, "PROBE_TICK_S", PROBE_S)
     hanging, looks = Hanging(), 0
-    sidecar._caller = cast("Any", hanging)
+    sidecar = sidecar_of_two(tmp_path, hanging)
 
     async def run() -> None:
         nonlocal looks
@@ -80,3 +88,20 @@ def test_a_peer_that_hangs_does_not_delay_the_sidecar(
     asyncio.run(run())
     assert looks == 3
     assert hanging.probes >= 3
+
+
+@pytest.mark.timeout(60)
+def test_a_sidecar_ends_while_a_peer_hangs(tmp_path: Path) -> None:
+    """In a pod, the trainer's last output must be uploaded within what is left of 30 s."""
+    hanging = Hanging(math.inf)
+    sidecar = sidecar_of_two(tmp_path, hanging)
+
+    async def run() -> None:
+        stopped = asyncio.Event()
+        probing = asyncio.create_task(sidecar._probe_until(stopped, math.inf, {""}))
+        await hanging.is_probed.wait()
+        stopped.set()
+        await asyncio.wait_for(probing, timeout=20)
+
+    asyncio.run(run())
+    assert hanging.probes == 1
