@@ -5,6 +5,7 @@ has no thermometer, for example.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,7 +187,9 @@ def read_temperature(root: Path) -> float | None:
     zones without a sensor.
     """
     for pattern in ("thermal/thermal_zone[0-9]*/temp", "hwmon/hwmon[0-9]*/temp[0-9]*_input"):
-        values = [_number(file) for file in (root / "sys/class").glob(pattern)]
+        values: list[float | None] = []
+        with suppress(OSError):  # a device may vanish meanwhile
+            values += [_number(file) for file in (root / "sys/class").glob(pattern)]
         celsius = [value / 1e3 for value in values if value is not None]
         if plausible := [each for each in celsius if MIN_CELSIUS <= each <= MAX_CELSIUS]:
             return max(plausible)

@@ -8,11 +8,19 @@ Left out: hybrid mounts of systemd.
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dlion_worker.sidecar.node_facts import NodeFacts, ProcessCpuLimits, read_node_facts
+from dlion_worker.sidecar.node_facts import (
+    NodeFacts,
+    ProcessCpuLimits,
+    read_node_facts,
+    read_temperature,
+)
 
 VERSION_1 = {
     "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/kubepods/burstable/pod7/c1\n4:memory:/kubepods"
@@ -133,3 +141,21 @@ def test_throttled_time_is_read_in_either_version(tmp_path: Path) -> None:
     stat = {"sys/fs/cgroup/cpu.stat": "usage_usec 7\nthrottled_usec 1500000\n"}
     assert ProcessCpuLimits(tree(tmp_path / "2", VERSION_2 | stat)).throttled_s() == 1.5
     assert ProcessCpuLimits(tmp_path / "3").throttled_s() == 0.0
+
+
+def test_a_device_that_vanishes_while_it_is_read_has_no_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would end the heat budget: only the next reading is without a temperature."""
+    monitor, scandir = tmp_path / "sys/class/hwmon/hwmon0", os.scandir
+    monitor.mkdir(parents=True)
+    (monitor / "temp1_input").write_text("50000\n")
+    assert read_temperature(tmp_path) == 50.0
+
+    def vanishing(path: Path) -> Any:
+        if monitor.exists() and str(path) == str(monitor):
+            shutil.rmtree(monitor)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert read_temperature(tmp_path) is None
