@@ -32,6 +32,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.spec import load_job
 from dlion_cli.terminal.failures import exit_code_of
+from dlion_results.run_folder import folder as folder_module
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import ResultFolder, default_folder
@@ -101,6 +102,27 @@ def test_two_runs_within_a_second_get_two_folders(tmp_path, monkeypatch):
     ):
         assert one.path != other.path
         assert other.path.name == "cifar10-20260102-030405-2"
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_two_runs_that_choose_a_folder_at_once_get_two(tmp_path, monkeypatch, is_over):
+    """The other one takes it after this one has looked."""
+    monkeypatch.chdir(tmp_path)
+    others, look = [], folder_module._check
+
+    def looks_first(path, *, resume):
+        look(path, resume=resume)
+        if not others:
+            others.append(path)
+            others[0] = ResultFolder.create(path, description(STORY), now=NOW)
+            if is_over:
+                others[0].close()
+
+    monkeypatch.setattr(folder_module, "_check", looks_first)
+    with ResultFolder.create(None, description(STORY), now=NOW) as one:
+        assert one.path.name == "cifar10-20260102-030405-2"
+        assert others[0].path.name == "cifar10-20260102-030405"
+    others[0].close()
 
 
 @pytest.mark.parametrize("holds", ["a file", "a folder"])

@@ -30,7 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from dlion_api.errors import Problem, SpecError
+from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import record_to_json
@@ -113,7 +113,8 @@ class ResultFolder:
         with a checkpoint, or an invalid lock); UnavailableError while another run uses it;
         DataError if its job cannot be read; StorageError if it cannot be written.
         """
-        path = path or _unused(default_folder(job.metadata.name, now))
+        if path is None:
+            return cls._create_default(job, now=now)
         _check(path, resume=resume)
         created = [each for each in (path, *path.parents) if not each.exists()]
         _make(path)
@@ -137,6 +138,17 @@ class ResultFolder:
         except BaseException:
             lock.release()
             raise
+
+    @classmethod
+    def _create_default(cls, job: Job, *, now: datetime) -> ResultFolder:
+        first = default_folder(job.metadata.name, now)
+        while True:
+            path = _unused(first)
+            try:
+                return cls.create(path, job, now=now)
+            except (SpecError, UnavailableError):
+                if path == _unused(first):
+                    raise  # no other run took it meanwhile
 
     @classmethod
     def open_or_create(cls, path: Path, job: Job, *, now: datetime) -> ResultFolder:
