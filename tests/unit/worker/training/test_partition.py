@@ -90,6 +90,14 @@ def test_data_without_a_sample_are_an_error_that_names_the_workers(rule: str) ->
         partition(_labels(0, 1, 0), _workers(2), _spec(rule), class_count=3, seed=[1])
 
 
+@pytest.mark.parametrize("kept", [(2, 12), (12,)])
+def test_classes_that_the_data_do_not_have_keep_the_others_shares(kept: tuple[int, ...]) -> None:
+    spec = _spec("dirichlet", keep_classes=kept, dirichlet_alpha=0.5)
+    share_CP = shares_of_classes(_workers(3), spec, class_count=10, seed=[1])
+    assert share_CP is not None
+    np.testing.assert_allclose(share_CP.sum(axis=1), np.ones(10))
+
+
 def test_another_seed_gives_another_partition() -> None:
     labels = _labels(100, 3, 0)
     one, two = (

@@ -61,7 +61,9 @@ def shares_of_classes(
         share_CP: Shares = has_CP / np.maximum(has_CP.sum(axis=1, keepdims=True), 1)
         return share_CP
     rng = np.random.default_rng([*seed, 1])
-    used_classes, count = list(spec.keep_classes) or list(range(class_count)), len(workers)
+    # keepClasses may name classes that the data do not have yet.
+    used_classes = [each for each in spec.keep_classes if each < class_count]
+    used_classes, count = used_classes or list(range(class_count)), len(workers)
     for _ in range(_MAX_DRAWS):
         draws = [_draw_shares(count, spec.dirichlet_alpha, rng) for _ in range(class_count)]
         share_CP = np.stack(draws)
