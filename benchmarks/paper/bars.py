@@ -10,7 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from published import ADAPTIVE, BASELINES, FORMS, Comparison
+from comparison import Comparison
+from comparison import environment as file_of_environment
+from published import ADAPTIVE, BASELINES, FORMS, TWO_STEP
+
+from dlion_environments.loading import load_environment
 
 OF_IDEAL: Mapping[str, float] = {
     **dict.fromkeys(("hetero-sys-a", "hetero-sys-b", "dynamic-sys-a"), 0.7),
@@ -20,6 +24,10 @@ OF_IDEAL: Mapping[str, float] = {
 """Minimum share of the ideal's speed for `adaptive`."""
 MAX_SAMPLES = 1.3
 """Maximum ratio of samples to the target, `adaptive` over the ideal's exact mean."""
+
+RING = "ring all-reduce"
+MIN_SCALABILITY = 0.7
+"""Minimum speed-up of `twostep` over one worker, divided by the workers (the slides' X / Y)."""
 
 Document = Mapping[str, Any]
 Results = Mapping[str, tuple[Comparison, Document]]
@@ -46,7 +54,8 @@ def verdicts(results: Results) -> list[Verdict]:
         "systems": _systems, "slides": _adaptive, "recent": _adaptive, "recent-slides": _adaptive,
         "served": _adaptive, "served-slides": _adaptive,
         "techniques": _techniques, "adacomp": _adacomp,
-        "fedat": _fedat, "delays": _delays, "selective": _selective, "wrong-labels": _wrong_labels,
+        "fedat": _fedat, "delays": _delays, "selective": _selective, "two-step": _two_step,
+        "wrong-labels": _wrong_labels,
     }  # fmt: skip
     found: list[Verdict] = []
     for part, judge in judges.items():
@@ -233,6 +242,78 @@ def bytes_per_worker(row: Document | None, comparison: Comparison) -> float | No
     if sent is None or not samples:
         return None
     return sent / comparison.workers / (samples / comparison.batch)
+
+
+def _two_step(results: Results) -> Iterator[Verdict]:
+    """Compare the scaling of `twostep` with its workers, and with exchanges of whole gradients."""
+    times = times_by_workers(results)
+    curve = scaling_curve(times)[TWO_STEP]
+    for comparison, document in results.values():
+        (place,) = environments(document)
+        n = comparison.workers
+        if n == 1:
+            continue
+        own_s, ring_s = times[TWO_STEP][n], times[RING][n]
+        scale = (value / n, False) if (value := curve[n]) else None
+        over_ring = (ring_s / own_s, False) if ring_s and own_s else None
+        over_full = speed_up(document, place, TWO_STEP, ("full",))
+        for what, found, least in (
+            ("twostep, speed-up over one worker / workers", scale, MIN_SCALABILITY),
+            (f"twostep over {RING}", over_ring, 1.0),
+            ("twostep over full", over_full, 1.0),
+        ):
+            value, bound = found or (None, False)
+            met = False if own_s is None else None if value is None else value >= least
+            yield Verdict("two-step", f"{place}: {what}", f"≥ {least:g}", value, met, bound)
+
+
+def times_by_workers(results: Results) -> dict[str, dict[int, float | None]]:
+    """Return the median time to the target of each column, and of a ring all-reduce, by workers."""
+    times = dict[str, dict[int, float | None]]()
+    for comparison, document in results.values():
+        for row in document["rows"]:
+            reached_s = median(row, "time_to_target_s")
+            times.setdefault(row["variant"], {})[comparison.workers] = reached_s
+        ring_s = _ring_s(comparison, document)
+        times.setdefault(RING, {})[comparison.workers] = ring_s
+    return times
+
+
+def scaling_curve(
+    times: Mapping[str, Mapping[int, float | None]],
+) -> dict[str, dict[int, float | None]]:
+    """Return for each column and number of workers the speed-up over its own single worker."""
+    return {
+        name: {
+            n: alone / own if (alone := by_n.get(1)) and own else None for n, own in by_n.items()
+        }
+        for name, by_n in times.items()
+    }
+
+
+def _ring_s(comparison: Comparison, document: Document) -> float | None:
+    """Return the time to the target if a ring all-reduce made the ideal's exact means.
+
+    Each iteration takes its compute time and 2 (n - 1) transfers of 1 / n of a gradient, each of
+    latency + bytes / bandwidth. A gradient has the bytes that `full` sends to a peer.
+    """
+    (place,) = environments(document)
+    ideal_s = median(row_of(document, place, "ideal"), "time_to_target_s")
+    full = row_of(document, place, "full")
+    sent, samples = median(full, "sent_bytes"), median(full, "samples")
+    n = comparison.workers
+    if ideal_s is None or n == 1:
+        return ideal_s
+    if not sent or not samples:
+        return None
+    made = load_environment(file_of_environment(comparison.environments[0]))
+    (machine,), reach = made.workers, made.inside_sites
+    assert machine.mbit_per_s is not None
+    assert reach is not None
+    gradient_bytes = sent / (samples / comparison.batch) / (n * (n - 1))
+    chunk_s = reach.latency_ms / 1000 + gradient_bytes / n * 8 / (machine.mbit_per_s * 1e6)
+    compute_s = comparison.batch / (n * machine.cores * made.samples_per_s_per_core)
+    return ideal_s * (1 + 2 * (n - 1) * chunk_s / compute_s)
 
 
 def _wrong_labels(results: Results) -> Iterator[Verdict]:

@@ -27,7 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from published import ADAPTIVE, CIFAR10, RATES, Comparison, comparisons
+from comparison import CIFAR10, Comparison
+from published import ADAPTIVE, RATES, comparisons
 from reduced_edition import NETWORKS, Reduction
 from run import decoded
 from scipy.stats import t

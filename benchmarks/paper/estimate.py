@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
-from published import (
+from comparison import (
     Comparison,
     decoded_settings,
     environment,

@@ -16,7 +16,8 @@ from bars import (
     environments,
     speed_up,
 )
-from published import ADAPTIVE, BASELINES, FORMS, WEIGHTED, Comparison
+from published import ADAPTIVE, BASELINES, FORMS, WEIGHTED
+from scaling_page import curve_table, write_curve
 
 from dlion_results.comparison import Goal
 from dlion_results.report.comparison_picture import write_comparison
@@ -24,6 +25,7 @@ from dlion_results.report.comparison_picture import write_comparison
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from comparison import Comparison
     from records import Piece
 
 OURS = (ADAPTIVE, FORMS[0])
@@ -68,7 +70,9 @@ def write_page(
         parts += [f"- {name}: {_facts(*pair, pieces)}." for name, pair in own.items()]
         missing = [place for pair in own.values() for place in _missing(*pair)]
         parts += ["", f"**Not run yet: {', '.join(missing)}.**"] if missing else []
-        parts += [*_tables(part, own), "", *drawn.values()]
+        parts += _tables(part, own)
+        parts += ["", *_curve(folder, name_of_all, own)] if part == "two-step" else [""]
+        parts += drawn.values()
     path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
@@ -81,6 +85,13 @@ def _drawn(folder: Path, name_of_all: str, piece: Piece, document: Document) -> 
     goal = Goal(document["targetAccuracy"], document["seconds"])
     write_comparison(piece.rows, goal, folder / picture, title=f"{name}, {place}")
     return f"![{place}]({picture})"
+
+
+def _curve(folder: Path, name_of_all: str, own: Results) -> list[str]:
+    """Draw the scaling curve; return its table and picture in Markdown."""
+    picture = f"images/{name_of_all}-two-step.svg"
+    write_curve(own, folder / picture)
+    return [*curve_table(own), "", f"![speed-up by workers]({picture})"]
 
 
 def _missing(comparison: Comparison, document: Document) -> list[str]:

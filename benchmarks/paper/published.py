@@ -6,24 +6,16 @@ nothing. Manifests, and environments without a published name, are files in this
 
 from __future__ import annotations
 
-import os
-import re
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from comparison import CIFAR10, HERE, MNIST, SLIDES, Comparison, Grids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
-"""Relative, so that runs resume in another checkout."""
-CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
-DECODED: Mapping[Path, str] = {CIFAR10: "cifar10", SLIDES: "cifar10", MNIST: "mnist"}
-"""Data sets of manifests whose images run.py decodes into arrays once, instead of each of hundreds
-of runs."""
 MOBILENET = "trainer.program.builtin=mobilenet"
 WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
-ENVIRONMENTS = HERE / "environments"
 
 PUBLISHED = (
     "hetero-sys-a", "hetero-sys-b", "hetero-cpu-a", "hetero-net-a", "homo-a", "homo-b",
@@ -35,6 +27,7 @@ FORMS, ADAPTIVE, BASELINES = (
     "adaptive",
     ("full", "ako", "gaia", "hop"),
 )
+TWO_STEP = "twostep"
 WEIGHTED = ", weighted"
 """Suffix of a baseline's column with weighted batches."""
 
@@ -43,7 +36,6 @@ _NO_MOMENTUM = "trainer.optimizer.momentum=0"
 _WHOLE_LINKS = "network.bandwidthFraction=1"
 """Published systems use the full rate of links."""
 
-Grids: TypeAlias = "Mapping[str, tuple[float, ...]]"
 RATES, RATES_WITHOUT_MOMENTUM = (0.02, 0.05, 0.1), (0.05, 0.1, 0.2)
 """Learning rates that a column tries in each environment; more if the best one is first or last."""
 
@@ -56,92 +48,11 @@ TECHNIQUES: Mapping[str, tuple[str, str]] = {
 """The setting that switches each technique off, and its environment."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One call of `dlion compare`."""
-
-    part: str
-    name: str
-    file: Path
-    columns: Mapping[str, str]
-    """Settings of each, separated by semicolons."""
-    environments: tuple[str, ...]
-    target: float
-    seconds: int
-    """Virtual seconds."""
-    grids: Grids
-    held: str
-    """The column that is compared with the others."""
-    settings: tuple[str, ...] = ()
-    """Settings of all columns."""
-    with_ideal: bool = False
-    tuned_in: str = ""
-    """The environment whose rates are used in all; empty: each has its own."""
-    workers: int = 6
-    batch: int = 192
-    """Samples of all workers in an iteration, at the start."""
-
-    @property
-    def has_server(self) -> bool:
-        """Report whether a worker has the server's role; others then send only to it."""
-        return all("server: 0" in one or "=fedat" in one for one in self.columns.values())
-
-    def family(self, column: str) -> str:
-        """Return the columns with one learning rate: of one exchange policy, or one alone."""
-        policy = re.search(r"exchange\.policy=([\w-]+)", self.columns.get(column, ""))
-        return column if column in self.grids or policy is None else policy[1]
-
-    def arguments(self, *, seeds: int, scale: float, out: Path, data: Path) -> list[str]:
-        """Return the arguments of `dlion compare`."""
-        words = [str(self.file), "--policies", "ideal" if self.with_ideal else ""]
-        for name, settings in self.columns.items():
-            words += ["--variant", f"{name}:{settings}"]
-        for name in self.environments:
-            words += ["--environment", environment(name)]
-        for family, rates in self.grids.items():
-            words += ["--learning-rates", f"{family}:{','.join(map(str, rates))}"]
-        for setting in (*self.settings, *decoded_settings(self.file)):
-            words += ["--set", setting]
-        if self.tuned_in:
-            words += ["--tuned-in", environment(self.tuned_in)]
-        words += ["--target-accuracy", str(self.target), "--seeds", str(seeds)]
-        words += ["--seconds", str(scaled_seconds(self.seconds, scale)), "--against", self.held]
-        if scale < 1:  # otherwise a short run has almost no evaluation
-            every = scaled_evaluation(scale)
-            words += ["--set", f"trainer.evaluation.everySamples={every}"]
-        return [*words, "--out", str(out), "--data-root", str(data)]
-
-
-def decoded_settings(file: Path) -> tuple[str, ...]:
-    """Return the settings for a manifest's decoded images, if it has any."""
-    if file not in DECODED:
-        return ()
-    folder = f"trainer.dataset.{{}}={DECODED[file]}"
-    train, test = folder.format("path"), folder.format("evaluationPath")
-    return ("trainer.dataset.format=npz", f"{train}/train.npz", f"{test}/test.npz")
-
-
-def scaled_seconds(seconds: int, scale: float) -> int:
-    """Return the virtual seconds of a run at that scale."""
-    return max(1, round(seconds * scale))
-
-
-def scaled_evaluation(scale: float) -> int:
-    """Return the samples between two evaluations at a scale below 1."""
-    return max(100, round(4000 * scale))
-
-
-def environment(name: str) -> str:
-    """Return a published environment by its name, another one by its file."""
-    own = ENVIRONMENTS / f"{name}.yaml"
-    return str(own) if own.exists() else name
-
-
 def comparisons() -> list[Comparison]:
     """Return all comparisons in the order of the page."""
     return [
         _systems(), _slides(), *_recent(), *_served(), *_techniques(), *_adacomp(), _fedat(),
-        *_delays(), *_selective(), _wrong_labels(), _gpu(),
+        *_delays(), *_selective(), *_two_step(), _wrong_labels(), _gpu(),
     ]  # fmt: skip
 
 
@@ -362,6 +273,33 @@ def _selective() -> list[Comparison]:
             workers=n, batch=32 * n,
         )
         for n in (6, 24, 96)
+    ]  # fmt: skip
+
+
+def _two_step() -> list[Comparison]:
+    """Compare the time to the target with the number of workers, each with a batch of its own.
+
+    The slides have this curve as a picture without numbers, and name no rate of a link. Links are
+    those of `intercontinental`: the slides' 78 ms there and back, and 50 Mbit/s of each worker.
+    `full` sends whole gradients to each peer; bars.py computes a ring all-reduce from `ideal`.
+    """
+    columns = {
+        "full": "exchange.policy=full",
+        TWO_STEP: f"exchange.policy=twostep;{_NO_MOMENTUM}",  # it has its own momentum
+    }
+    return [
+        Comparison(
+            part="two-step", name=f"two-step-{n}", file=MNIST, columns=columns,
+            environments=(f"edge-{n}",),
+            settings=(
+                f"sites[0].groups[0].workers={n}", _batch(10 * n), "exchange.parameters=",
+                "trainer.optimizer.momentum=0.9", "trainer.evaluation.everySamples=500",
+                _WHOLE_LINKS,
+            ),
+            target=0.9, seconds=4_000 // n, grids=dict.fromkeys((*columns, "ideal"), RATES),
+            held=TWO_STEP, with_ideal=True, workers=n, batch=10 * n,
+        )
+        for n in (1, 2, 4, 8)
     ]  # fmt: skip
 
 

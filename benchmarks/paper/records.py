@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from published import HERE, Comparison, environment
+from comparison import HERE, Comparison, environment
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document

@@ -32,8 +32,9 @@ from pathlib import Path
 import estimate
 import numpy as np
 from bars import Results, verdicts
+from comparison import CIFAR10, DECODED, MNIST, Comparison, scaled_seconds
 from page import write_page
-from published import CIFAR10, DECODED, MNIST, Comparison, comparisons, scaled_seconds
+from published import comparisons
 from records import Piece, figures, record, recorded
 from reduced_edition import NAME as REDUCED
 from reduced_edition import NETWORKS, Reduction

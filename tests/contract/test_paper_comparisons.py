@@ -129,6 +129,7 @@ def test_the_reduced_edition_is_valid_and_scales_every_link_with_its_network(
     data: str, tmp_path: Path, published: ModuleType, command: Command
 ) -> None:
     import reduced_edition
+    from comparison import environment
 
     code, lines = command("--data", data, "--reduced", "--check", "--out", str(tmp_path / "out"))
     assert code == 0
@@ -147,7 +148,7 @@ def test_the_reduced_edition_is_valid_and_scales_every_link_with_its_network(
         stands_in = reduced_edition.NETWORKS[one.file].parameters
         factor = stands_in / network(shape, 10).count_params()
         for name, place in zip(one.environments, small.environments, strict=True):
-            was, now = load_environment(published.environment(name)), load_environment(place)
+            was, now = load_environment(environment(name)), load_environment(place)
             assert [machine.cores for machine in now.workers] == [m.cores for m in was.workers]
             assert now.samples_per_s_per_core == was.samples_per_s_per_core
             assert rates(now) == pytest.approx([factor * rate for rate in rates(was)], rel=1e-5)
