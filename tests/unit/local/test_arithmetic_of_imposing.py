@@ -97,6 +97,19 @@ def test_each_quota_is_listed_with_the_mean_use_while_it_applied() -> None:
     assert second.note == "mean over 10 s, waiting included; held back for 5.0 s"
 
 
+@pytest.mark.parametrize("begins_s", [0.0, 20.0])
+def test_of_two_quotas_from_one_time_the_later_one_has_what_was_used_under_it(
+    begins_s: float,
+) -> None:
+    """An environment may change links and cores in two entries of one time, also at the start."""
+    ledger = QuotaUsage()
+    ledger.begin_quota(4.0, now_s=10.0, used_s=0.0, begins_s=begins_s)
+    ledger.begin_quota(2.0, now_s=12.0, used_s=8.0, begins_s=begins_s)
+    ledger.update(now_s=32.0, used_s=48.0)
+    rows = [(one.begins_s, one.requested, one.measured) for one in ledger.figures(Rank(0))]
+    assert rows == [(begins_s, 4.0, 4.0), (begins_s, 2.0, 2.0)]
+
+
 def test_the_rate_of_a_transfer_omits_its_beginning() -> None:
     arrivals = [(0.0, 0), (0.5, 10), (1.0, 110), (1.5, 210), (2.0, 310)]
     one = TransferMeasurement(Rank(0), Rank(1), arrivals)

@@ -163,7 +163,10 @@ class QuotaUsage:
         """
         self.update(now_s, used_s, throttled_s)
         self.is_held = cores is not None
-        if cores is not None and not (self._intervals and self._intervals[-1].begins_s == begins_s):
+        last = self._intervals[-1] if self._intervals else None
+        # Of two changes at one time, the later one counts.
+        is_same = last is not None and (last.begins_s, last.cores) == (begins_s, cores)
+        if cores is not None and not is_same:
             self._intervals.append(QuotaInterval(begins_s, cores))
 
     def update(self, now_s: float, used_s: float, throttled_s: float = 0.0) -> None:
