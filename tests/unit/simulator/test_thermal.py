@@ -84,6 +84,14 @@ def test_a_change_of_the_air_is_an_event() -> None:
     assert machine.celsius == pytest.approx(35.0 + 16.0)
 
 
+@pytest.mark.timeout(30)
+def test_air_that_changes_at_the_start_counts_from_then_on() -> None:
+    """An environment may say so: the run would stand still at its start."""
+    heat = MachineHeat(replace(BOARD, ambient=((0.0, 25.0), (0.0, 35.0))), None)
+    heat.advance(1e6, is_busy=False)
+    assert "hottest 51.0 °C, now 51.0 °C" in heat.summary()
+
+
 @pytest.mark.parametrize("budget", [None, Heat(threshold_celsius=75.0)])
 def test_a_budget_stays_below_its_threshold_and_the_hardware_does_not(budget: Heat | None) -> None:
     heat, now_s = MachineHeat(HOT, budget), 0.0

@@ -21,6 +21,7 @@ class ThermalMachine:
         self._thermals = thermals
         self._now_s = 0.0
         self._ambient_index = 0
+        self._update_ambient()  # the environment may change it at once
         self.celsius = self._ambient_celsius + thermals.idle_watts * thermals.kelvin_per_watt
         self.is_throttled = False
         self._update_throttle()

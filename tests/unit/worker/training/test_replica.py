@@ -2,9 +2,9 @@
 
 Knowledge transfer merges weights as (1 - fraction) own + fraction other, and keeps the optimizer's
 moments. The merge of two sides does the same and resets the moments. A peer that adopts a state
-continues exactly like its donor, and refuses a state that does not fit. The weights of a replica are not sent to a peer that has equal
-ones. A state that must include an update is given once it does, without
-the values that the policy withholds.
+continues exactly like its donor, and refuses a state that does not fit. The weights of a replica
+are not sent to a peer that has equal ones. A state that must include an update is given once it
+does, without the values that the policy withholds.
 
 The replica is real and compared with float64 by hand.
 
