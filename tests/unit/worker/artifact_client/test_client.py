@@ -1,7 +1,7 @@
 """Test of a client of the keeper after its end.
 
 A call after `close` fails as one to a keeper that is away: the threads that upload logs and models
-may begin one while they are told to end.
+may begin one while they are asked to end.
 
 Left out: calls that a keeper answers (tests/local/test_keeper.py).
 """
