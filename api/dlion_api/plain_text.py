@@ -27,4 +27,8 @@ def without_escapes(text: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Return the message of an error that other code has raised, as plain text."""
-    return without_escapes(str(error)).strip()
+    try:
+        text = str(error)
+    except Exception as worse:  # noqa: BLE001 - its class is other code, too
+        text = f"(its message raises {type(worse).__name__})"
+    return without_escapes(text).strip()

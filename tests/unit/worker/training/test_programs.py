@@ -149,6 +149,10 @@ def test_a_users_conv3d_model_over_frames_first_data_trains(tmp_path: Path) -> N
         ("import nothing_of_this_name", r"loading the file failed at .*mine\.py:1: ModuleNotFound"),
         ("def build_model(:", r"failed at .*mine\.py:1: SyntaxError"),
         ("raise SystemExit(3)", r"mine\.py:1: SystemExit: 3"),
+        (
+            "class Odd(Exception):\n    def __str__(self): return self.what\nraise Odd",
+            r"mine\.py:3: Odd: \(its message raises AttributeError\)",
+        ),
         ("build_model = 3", "build_model is not a function"),
         ("build_model = None", "build_model is missing"),
         ("x = 1", r"build_model is missing\. A program needs build_model\(\)"),

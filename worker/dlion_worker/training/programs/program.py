@@ -76,7 +76,7 @@ def _location(error: BaseException, sources: tuple[Path, ...]) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) in sources]
     if not own:  # TensorFlow runs a copy of what it compiles, and names the original
-        named = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+        named = re.findall(r'File "([^"]+)", line (\d+)', error_text(error))
         own_named = [each for each in named if Path(each[0]) in sources]
         if own_named:
             return " at {}:{}".format(*own_named[-1])
