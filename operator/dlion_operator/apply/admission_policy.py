@@ -30,12 +30,12 @@ class AdmissionPolicy:
         self._again_s = float("-inf")
 
     async def since(self, job: Document) -> datetime | None:
-        """Return since when both are in force. None: they are not, or the job has no podTemplate,
-        for which alone it matters.
+        """Return since when both are in force. None: they are not, or the job asks for nothing that
+        depends on its writer's rights.
 
         Raises: ServerError, ConflictError.
         """
-        if not self._name or not _has_template(job):
+        if not self._name or not _depends_on_rights(job):
             return None
         if self._monotonic_s() >= self._again_s:
             self._since = await self._read()
@@ -65,13 +65,20 @@ def _denies(policy: Document, binding: Document, name: str) -> bool:
     return fails and denies and bound.get("policyName") == name
 
 
-def _has_template(job: Document) -> bool:
-    """Whether the manifest, which may be invalid, has a podTemplate of job or group."""
-    spec: Any = job.get("spec")
-    pending = [spec]
-    if isinstance(spec, Mapping):
-        sites = spec.get("sites")
-        for site in sites if isinstance(sites, list) else ():
-            groups = site.get("groups") if isinstance(site, Mapping) else None
-            pending += groups if isinstance(groups, list) else []
-    return any(isinstance(each, Mapping) and bool(each.get("podTemplate")) for each in pending)
+def _depends_on_rights(job: Document) -> bool:
+    """Whether the manifest, which may be invalid, has a podTemplate of job or group, or the Secret
+    of a download."""
+    spec = _mapping(job.get("spec"))
+    owners = [spec]
+    sites = spec.get("sites")
+    for site in sites if isinstance(sites, list) else ():
+        groups = _mapping(site).get("groups")
+        owners += groups if isinstance(groups, list) else []
+    initializer = _mapping(_mapping(spec.get("trainer")).get("initializer"))
+    downloads = (initializer.get("dataset"), initializer.get("model"))
+    has_template = any(_mapping(each).get("podTemplate") for each in owners)
+    return has_template or any(_mapping(each).get("secretName") for each in downloads)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

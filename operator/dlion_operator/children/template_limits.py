@@ -98,7 +98,7 @@ def refusal_message(found: Sequence[RefusedField], rights_note: str = "") -> str
     its writer do not count; empty: they do not matter."""
     shown = [f"{each.path}: {each.what}" for each in found[:MAX_LISTED]]
     more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
-    text = f"podTemplate asks for what this site does not allow: {'; '.join([*shown, *more])}."
+    text = f"the job asks for what this site does not allow: {'; '.join([*shown, *more])}."
     lists = sorted(
         {f"tenancy.podTemplate.{document_name(each.limit)}" for each in found if each.limit}
     )

@@ -3,8 +3,8 @@
 A job that asks for more than the defaults starts only if policy and binding deny and are older than
 the job. It does not start if one of them is missing, only warns, ignores errors, binds another
 policy or is younger. It starts once both exist; their later removal does not end it. Jobs without a
-template and sites without a policy read nothing. Reads are rare. A refused read counts as a missing
-policy.
+template or a Secret, and sites without a policy, read nothing. Reads are rare. A refused read
+counts as a missing policy.
 
 Left out: what the policy itself allows (tests/cluster/test_tenancy.py).
 """
@@ -115,6 +115,23 @@ def test_a_groups_template_counts_and_reads_are_rare() -> None:
         read += reads(site)
         site.cluster.requests.clear()
     assert read == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "use"),
+    [("dataset", {"dataset": {"path": "a", "format": "npz"}}), ("model", {"startFrom": "a.keras"})],
+)
+def test_the_secret_of_a_download_counts_without_a_template(part: str, use: Document) -> None:
+    """The policy compares it, too."""
+    download = {"url": "https://example.com/a.npz", "sha256": "0" * 64, "secretName": "hub"}
+    document = job(None)
+    document["spec"]["trainer"] |= {"initializer": {part: download}, **use}
+    assert reason(Site(document, cluster_with(), WATCHED_SITE)) == "WorkersStarting"
+    assert reason(Site(document, cluster_with(binding=None), WATCHED_SITE)) == "TemplateNotAllowed"
+    del download["secretName"]
+    site = Site(document, cluster_with(), WATCHED_SITE)
+    assert reason(site) == "WorkersStarting"
+    assert reads(site) == 0
 
 
 def test_a_policy_that_may_not_be_read_counts_as_missing() -> None:

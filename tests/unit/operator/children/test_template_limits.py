@@ -281,7 +281,7 @@ def test_the_message_names_each_field_the_list_and_what_to_do() -> None:
         {"serviceAccountName": "admin", "nodeName": "n", **volume(secret={"secretName": "db"})}
     )
     assert refusal_message(found) == (
-        "podTemplate asks for what this site does not allow: nodeName: the field nodeName;"
+        "the job asks for what this site does not allow: nodeName: the field nodeName;"
         " serviceAccountName: service account admin; volumes[x].secret: Secret db. Remove it, or"
         " have this site's administrators allow it in tenancy.podTemplate.fields or"
         " tenancy.podTemplate.secrets or tenancy.podTemplate.serviceAccounts"
