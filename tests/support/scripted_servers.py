@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Answer = tuple[int, str]
 """A status code and a body."""
 PATCHES = "PATCH"
-"""The key of the answer to every patch."""
+"""The key of the answer to every patch or deletion."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Server:
         self.headers: list[Message] = []
         """The headers of each request, including WebSocket requests."""
         self.patches: list[tuple[str, str, str]] = []
-        """The address, content type and body of each patch."""
+        """The address, content type and body of each patch or deletion."""
         self.ahead_s = ahead_s
         self.denied, self.silent, self.tls, self.user = denied, silent, tls, user
         self.kept = kept
@@ -114,7 +114,7 @@ class Server:
         return self._answer(kind)
 
     def patched(self, address: str, content_type: str, body: str) -> Answer:
-        """The answer to a patch."""
+        """The answer to a patch or deletion."""
         self.patches.append((address, content_type, body))
         return self._answer(PATCHES)
 
@@ -205,6 +205,8 @@ def _listening(script: Server | None) -> Iterator[dict[str, str]]:
         def do_PATCH(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             self._send(*script.patched(self.path, self.headers["Content-Type"], body))
+
+        do_DELETE = do_PATCH
 
         def _send(self, code: int, text: str) -> None:
             self.send_response(code)

@@ -1,6 +1,7 @@
 """`dlion delete`: delete jobs and all their objects at this site."""
 
 import sys
+import time
 
 import click
 
@@ -29,7 +30,8 @@ def delete(
 ) -> int:
     """Delete jobs at this site with their workers, their keeper and the results it stores.
 
-    `dlion fetch` saves results first. Without a terminal --yes is required.
+    `dlion fetch` saves results first. Without a terminal --yes is required. --timeout is for all
+    jobs together.
 
     \b
     dlion delete cifar10 --yes --timeout 60
@@ -38,28 +40,37 @@ def delete(
     documents = [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
     if documents and not yes:
         _ask(jobs, [JobStatus(each).name for each in documents])
-    for each in documents:
-        job = JobStatus(each)
+    going = [JobStatus(each) for each in documents]
+    for job in going:  # all, before it waits for any
         jobs.delete(job.name, uid=job.uid)
         if no_wait:
             click.echo(f"dlionjob.dlion.dev/{job.name} is being deleted")
-            continue
-        left = _wait_until_gone(jobs, job, timeout_s)
-        if left is not None:
-            click.echo(_still_exists_message(left, timeout_s), err=True)
-            return ExitCode.DEADLINE
-        click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
-    return ExitCode.OK
+    return ExitCode.OK if no_wait else _wait_for_all(jobs, going, timeout_s)
 
 
 def _ask(jobs: JobClient, names: list[str]) -> None:
     """Raises: UsageError if there is no terminal, Abort if the user declines."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError("no terminal for confirmation: give --yes")
     place = f"namespace {jobs.cluster.namespace}, context {jobs.cluster.context}"
     click.confirm(
         f"Delete {', '.join(names)} ({place}), with workers, keeper and stored results?", abort=True
     )
+
+
+def _wait_for_all(jobs: JobClient, going: list[JobStatus], timeout_s: float | None) -> int:
+    """Wait until these jobs are deleted; return the exit code."""
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    code = ExitCode.OK
+    for job in going:
+        left_s = None if deadline_s is None else max(0.001, deadline_s - time.monotonic())
+        last = _wait_until_gone(jobs, job, left_s)
+        if last is None:
+            click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
+        else:
+            click.echo(_still_exists_message(last, timeout_s), err=True)
+            code = ExitCode.DEADLINE
+    return code
 
 
 def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> JobStatus | None:

@@ -9,6 +9,7 @@ import click
 
 from dlion_api.errors import DLionError, ProgramError, SpecError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import API_VERSION, KIND
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, wait_timeout
 from dlion_cli.cluster.documents import without_managed_fields
@@ -16,6 +17,7 @@ from dlion_cli.cluster.submission import Manifest, Submission, submit_manifest, 
 from dlion_cli.inputs.manifests import read_documents, source_of
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
+from dlion_cli.terminal.formatting import printable_lines
 from dlion_cli.views.job_status import JobStatus
 from dlion_environments.yaml_text import to_yaml
 
@@ -60,15 +62,19 @@ def submit(
         return invalid
     jobs = connect()
     shown = "" if wait and output == "json" else output
-    submitted, code = [], int(ExitCode.OK)
+    submitted, stored, code = [], [], int(ExitCode.OK)
     for each in manifests:
         place = jobs.in_namespace(each.namespace or jobs.cluster.namespace)
         try:
-            _submit(place, each, dry_run=dry_run, force=force_conflicts, output=shown)
+            submission = submit_manifest(place, each, dry_run=dry_run, force=force_conflicts)
+            _print_result(each, submission, dry_run=dry_run, output=shown)
+            stored.append(without_managed_fields(submission.after))
             submitted.append((place, each.job.metadata.name))
         except DLionError as error:
-            click.echo(f"dlion: {message_of(error)}", err=True)
+            click.echo(f"dlion: {printable_lines(message_of(error))}", err=True)
             code = code or exit_code_of(error)
+    if shown in ("json", "yaml"):
+        _print_documents(stored, shown, is_list=len(manifests) > 1)
     if not wait:
         return code
     from dlion_cli.views.job_watch import watch_to_end  # with rich, which takes long
@@ -94,16 +100,19 @@ def _read_valid(
         try:
             manifests.append(valid_manifest(text, name, Path(file), assignments, given))
         except (SpecError, ProgramError) as error:
-            click.echo(f"dlion: {error}", err=True)
+            click.echo(f"dlion: {printable_lines(str(error))}", err=True)
             codes.add(error.exit_code)
     return manifests, ExitCode.SPEC if ExitCode.SPEC in codes else max(codes)
 
 
-def _submit(
-    jobs: JobClient, manifest: Manifest, *, dry_run: bool, force: bool, output: str
-) -> None:
-    submission = submit_manifest(jobs, manifest, dry_run=dry_run, force=force)
-    _print_result(manifest, submission, dry_run=dry_run, output=output)
+def _print_documents(stored: list[Document], output: str, *, is_list: bool) -> None:
+    """Print the stored jobs as one document: those of several manifests as a list."""
+    if not stored and not is_list:
+        return
+    listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": {}, "items": stored}
+    document = listed if is_list else stored[0]
+    text = json.dumps(document, indent=2) if output == "json" else to_yaml(document)
+    click.echo(text.rstrip("\n"))
 
 
 def _print_result(
@@ -111,11 +120,7 @@ def _print_result(
 ) -> None:
     name = manifest.job.metadata.name
     before, after = submission.before, submission.after
-    if output in ("json", "yaml"):
-        shown = without_managed_fields(after)
-        text = json.dumps(shown, indent=2) if output == "json" else to_yaml(shown)
-        click.echo(text.rstrip("\n"))
-    elif output == "name":
+    if output == "name":
         click.echo(f"dlionjob.dlion.dev/{name}")
     elif output == "text":
         suffix = " (server dry run)" if dry_run else ""

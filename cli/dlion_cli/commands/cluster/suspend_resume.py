@@ -1,5 +1,7 @@
 """`dlion suspend` and `dlion resume`: stop a job's workers and keep the job; start them again."""
 
+import time
+
 import click
 
 from dlion_api.errors import AbsentError
@@ -22,7 +24,7 @@ def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: floa
     """Stop the workers of jobs, which save a checkpoint, and keep the jobs with their results.
 
     Other sites continue while minSites of them remain. If a run ends during --wait, the exit code
-    is that of `dlion watch`.
+    is that of `dlion watch`. --timeout is for all jobs together.
 
     \b
     dlion suspend cifar10 --wait
@@ -38,7 +40,8 @@ def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: floa
 def resume(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
     """Restart the workers of suspended jobs from their checkpoint.
 
-    If a run ends during --wait, the exit code is that of `dlion watch`.
+    If a run ends during --wait, the exit code is that of `dlion watch`. --timeout is for all jobs
+    together.
 
     \b
     dlion resume cifar10 --wait     # until they train
@@ -49,9 +52,10 @@ def resume(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float
 def _change(
     jobs: JobClient, names: tuple[str, ...], suspended: bool, *, wait: bool, timeout_s: float | None
 ) -> int:
-    for name in names:
-        job = JobStatus(jobs.get(name))
-        done = "suspended" if suspended else "resumed"
+    done = "suspended" if suspended else "resumed"
+    changed = []
+    for job in [JobStatus(jobs.get(name)) for name in dict.fromkeys(names)]:
+        name = job.name
         if job.outcome is not None:
             click.echo(f"{name}: its run has ended ({job.outcome.type}); nothing is {done}")
             continue
@@ -60,14 +64,24 @@ def _change(
         else:
             jobs.suspend(name, suspended)
             click.echo(f"{name}: {done}")
-        if wait and (code := _wait_until(jobs, name, suspended, timeout_s)):
-            return code
-    return ExitCode.OK
+        changed.append(name)
+    if not wait:
+        return ExitCode.OK
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    first_code = int(ExitCode.OK)
+    for name in changed:  # once all are changed
+        left_s = None if deadline_s is None else max(0.001, deadline_s - time.monotonic())
+        code = _wait_until(jobs, name, suspended, left_s)
+        if code is None:
+            click.echo(f"dlion: {name} was not {done} within {timeout_s:g} s", err=True)
+            code = ExitCode.DEADLINE
+        first_code = first_code or code
+    return first_code
 
 
-def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> int:
-    """Wait until it is done, or the run has ended. Return the exit code. Raises: AbsentError if
-    the job was deleted."""
+def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> int | None:
+    """Wait until it is done, or the run has ended. Return the exit code; None: the time is over.
+    Raises: AbsentError if the job was deleted."""
     try:
         for job in follow(jobs, name, timeout_s=timeout_s):
             if job.is_observed and job.outcome is not None:
@@ -77,9 +91,7 @@ def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | 
             if job.is_observed and _is_done(job, suspended):
                 return ExitCode.OK
     except WaitTimeoutError:
-        done = "suspended" if suspended else "resumed"
-        click.echo(f"dlion: {name} was not {done} within {timeout_s:g} s", err=True)
-        return ExitCode.DEADLINE
+        return None
     raise AbsentError(f"DLionJob {name!r} was deleted while waiting")
 
 

@@ -1,0 +1,78 @@
+"""Test `dlion delete` of several jobs, with a server that answers as an API server does.
+
+Left out: a real API server, the confirmation and finalizers (tests/cluster/test_cli.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from manifest_table import smallest
+from scripted_servers import PATCHES, Server, served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from scripted_servers import Answer
+
+
+def stored(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "ml", "uid": f"uid-{name}", "resourceVersion": "1"}
+    return {**smallest(), "metadata": metadata}
+
+
+def deleted(script: Server) -> list[str]:
+    return [address.rpartition("/")[2] for address, _, _ in script.patches]
+
+
+def until_deleted(name: str, script: Server) -> Answer:
+    if name in deleted(script):
+        return 404, json.dumps({"details": {"kind": "dlionjobs", "name": name}})
+    return 200, json.dumps(stored(name))
+
+
+@pytest.fixture
+def script() -> Server:
+    """The job `blocked` stays, as by a finalizer."""
+    blocked = stored("blocked")
+    blocked["metadata"]["finalizers"] = ["example.com/slow"]
+    answers: dict[str, Any] = {
+        "blocked": (200, json.dumps(blocked)),
+        "free": lambda: until_deleted("free", made),
+        "watch": (200, ""),
+        PATCHES: (200, "{}"),
+    }
+    made = Server(answers)
+    return made
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, script: Server) -> Iterator[str]:
+    with served(tmp_path / "kubeconfig", {"a": script}) as file:
+        yield file
+
+
+def test_a_job_that_stays_holds_no_other_back(
+    kubeconfig: str, script: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["delete", "blocked", "free", "--yes", "--timeout", "0.3", "--kubeconfig", kubeconfig]
+    assert main(words) == ExitCode.DEADLINE
+    assert deleted(script) == ["blocked", "free"]
+    captured = capsys.readouterr()
+    assert captured.out == "dlionjob.dlion.dev/free deleted\n"
+    assert "blocked still exists after 0.3 s; it waits for example.com/slow" in captured.err
+
+
+def test_without_waiting_all_are_deleted(
+    kubeconfig: str, script: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["delete", "blocked", "free", "--yes", "--no-wait", "--kubeconfig", kubeconfig]
+    assert main(words) == 0
+    assert deleted(script) == ["blocked", "free"]
+    assert capsys.readouterr().out.count("is being deleted") == 2
