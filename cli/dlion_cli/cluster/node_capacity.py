@@ -6,7 +6,7 @@ another order may place more; a `reason` means that no order places even one.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from dlion_api.spec.sites import Group
@@ -103,24 +103,31 @@ def _reason(usable: Sequence[dict[str, Decimal]], request: Amounts) -> str:
         most = max(left.get(name, Decimal(0)) for left in usable)
         if amount > most:
             return (
-                f"a worker requests {name} {_format_amount(amount)}, "
-                f"no node has more than {_format_amount(most)}"
+                f"a worker requests {name} {_format_amount(amount, ROUND_CEILING)}, "
+                f"no node has more than {_format_amount(most, ROUND_FLOOR)}"
             )
-    return ""
+    if any(_fits(left, request) for left in usable):
+        return ""
+    wanted = (f"{n} {_format_amount(a, ROUND_CEILING)}" for n, a in sorted(request.items()))
+    return f"a worker requests {', '.join(wanted)}, no node has all of it"
 
 
 def _place(usable: Sequence[dict[str, Decimal]], request: Amounts) -> bool:
     """Place one worker on the first node that fits it; whether there is one."""
     for left in usable:
-        if all(left.get(name, Decimal(0)) >= amount for name, amount in request.items()):
+        if _fits(left, request):
             for name, amount in request.items():
                 left[name] = left.get(name, Decimal(0)) - amount
             return True
     return False
 
 
-def _format_amount(amount: Decimal) -> str:
-    """Bytes in Mi, cores as decimals."""
+def _fits(left: Mapping[str, Decimal], request: Amounts) -> bool:
+    return all(left.get(name, Decimal(0)) >= amount for name, amount in request.items())
+
+
+def _format_amount(amount: Decimal, rounding: str) -> str:
+    """Whole Mi of bytes, rounded so that a request never looks equal to less; cores as decimals."""
     if amount >= 1024**2:
-        return f"{amount / 1024**2:.0f}Mi"
+        return f"{(amount / 1024**2).to_integral_value(rounding)}Mi"
     return f"{amount.normalize():f}"

@@ -218,6 +218,22 @@ def test_an_excessive_request_finds_no_room() -> None:
     assert "no node has more than 2" in room.reason
 
 
+def test_a_node_for_each_resource_is_no_node_for_a_worker() -> None:
+    nodes = [node(), node()]
+    nodes[0]["status"]["allocatable"] = {"cpu": "8", "memory": "1Gi"}
+    nodes[1]["status"]["allocatable"] = {"cpu": "1", "memory": "16Gi"}
+    (room,) = group_capacities((group("g", 1, cpu="4", memory="4Gi"),), {}, nodes)
+    assert room.placed == 0
+    assert room.reason == "a worker requests cpu 4, memory 4096Mi, no node has all of it"
+
+
+def test_a_request_never_looks_equal_to_what_is_less() -> None:
+    small = node()
+    small["status"]["allocatable"]["memory"] = "16383600Ki"
+    (room,) = group_capacities((group("g", 1, memory="16000Mi"),), {}, [small])
+    assert room.reason == "a worker requests memory 16000Mi, no node has more than 15999Mi"
+
+
 # ---- images --------------------------------------------------------------------------------------
 
 
