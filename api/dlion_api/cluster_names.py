@@ -191,3 +191,17 @@ def run_labels(job: JobKey, site: str) -> dict[str, str]:
         RUN_LABEL: job.run_id,
         SITE_LABEL: site,
     }
+
+
+IMAGE_REASONS: Final = frozenset(
+    {
+        "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+        "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
+    }
+)  # fmt: skip
+"""The kubelet's reasons for which a container waits that lacks its image."""
+CONTAINER_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+     "PostStartHookError"}
+)  # fmt: skip
+"""The same of a container that cannot be started."""

@@ -12,13 +12,6 @@ from dlion_api.endings import KILLED_HINT, SIGKILL_EXIT_CODE
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.findings.job_problem import OBJECT_NAME
 
-IMAGE_REASONS: Final = frozenset(
-    {
-        "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
-        "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
-    }
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class MessageAdvice:

@@ -9,7 +9,6 @@ from dlion_api import cluster_names as names
 from dlion_api.endings import cause_of_exit, describe_exit
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.findings.container_messages import (
-    IMAGE_REASONS,
     container_problem,
     exit_advice,
     image_problem,
@@ -116,7 +115,7 @@ class _PodFinder:
             reason = str(container.waiting.get("reason") or "")
             message = str(container.waiting.get("message") or "")
             where = f"container {container.name}: {reason}"
-            if reason in IMAGE_REASONS:
+            if reason in names.IMAGE_REASONS:
                 detail = self._event_message("Failed", "pull") or self._event_message("Failed")
                 full = one_line(f"{message} {detail}" if detail not in message else message)
                 found = image_problem(reason, full)
@@ -126,8 +125,7 @@ class _PodFinder:
                 )  # fmt: skip
             elif reason == "CrashLoopBackOff":
                 yield self._exit(container, container.last, Severity.ERROR, "CrashLoopBackOff")
-            elif reason in ("CreateContainerConfigError", "CreateContainerError",
-                            "RunContainerError", "PostStartHookError"):  # fmt: skip
+            elif reason in names.CONTAINER_REASONS:
                 cause = container_problem(reason, message)
                 yield self._problem(
                     Severity.ERROR,
@@ -141,7 +139,9 @@ class _PodFinder:
         """Problems that only events name: volumes, network, pull Secrets."""
         if self._pod.phase != "Pending":
             return
-        for reason in (*_MOUNT_REASONS, _SANDBOX):
+        # Events of a cause that has passed stay: volumes and network are there by now.
+        is_set_up = self._pod.condition("PodReadyToStartContainers").get("status") == "True"
+        for reason in () if is_set_up else (*_MOUNT_REASONS, _SANDBOX):
             if message := self._event_message(reason):
                 cause = container_problem(reason, message)
                 yield self._problem(

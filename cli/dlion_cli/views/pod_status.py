@@ -114,7 +114,7 @@ class PodStatus:
         for container in self.containers:
             ended = container.terminated
             if ended and ended.get("exitCode") != 0:
-                return text(ended.get("reason")) or f"ExitCode:{text(ended.get('exitCode'))}"
+                return text(ended.get("reason"), f"ExitCode:{text(ended.get('exitCode'))}")
         return "Completed" if self.phase == "Succeeded" else text(self.phase)
 
 

@@ -48,12 +48,7 @@ UnreadyPod = tuple[str, str]
 ALL_HEARD_AFTER_S = 45.0
 """A restarted operator has heard from every existing worker after this time."""
 
-_IMAGE_REASONS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
-)
-_FAILED_WAITING_REASONS = _IMAGE_REASONS | {
-    "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"
-}  # fmt: skip
+_FAILED_WAITING_REASONS = names.IMAGE_REASONS | names.CONTAINER_REASONS | {"CrashLoopBackOff"}
 _FAILURE_COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
     "batch.kubernetes.io/job-index-ignored-failure-count",
@@ -314,7 +309,7 @@ class PodView(ObjectView):
                 reason = waiting["reason"]
                 message = f"{self.worker}, container {status.get('name')}: {reason}"
                 message += f": {waiting['message']}" if waiting.get("message") else ""
-                is_image = reason in _IMAGE_REASONS
+                is_image = reason in names.IMAGE_REASONS
                 return PodProblem(
                     Reason.IMAGE_UNAVAILABLE if is_image else Reason.CONTAINER_BROKEN, message
                 )

@@ -426,14 +426,18 @@ def test_a_pod_with_a_successor_is_not_an_error() -> None:
         ([pod(phase="Succeeded", containerStatuses=ended(0))], []),
         ([pod(created=RECENT, containerStatuses=waiting("ContainerCreating"))],
          [event("FailedMount", "timed out", at=EARLIER)]),
+        ([pod(conditions=[{"type": "PodReadyToStartContainers", "status": "True"}],
+              containerStatuses=waiting("ContainerCreating"))],
+         [event("FailedMount", "failed to sync configmap cache: timed out"),
+          event("FailedCreatePodSandBox", "cni plugin not initialized")]),
         ([pod(phase="Running", created="2026-01-31T12:29:00Z")],
          [event("FailedCreate", QUOTA, kind="Job", name=JOB_NAME)]),
         ([], [event("FailedCreate", QUOTA, kind="Job", name=JOB_NAME, at=EARLIER)]),
         ([], [event("QuorumLost", "1 of 2", kind="DLionJob", name="digits", at=EARLIER)]),
         ([pod(phase="Running", deleted="2026-01-31T12:30:20Z")], []),
     ],
-    ids=["mounted since", "ended well", "event of long ago", "created since", "refused long ago",
-         "quorum of long ago", "in its grace"],
+    ids=["mounted since", "ended well", "event of long ago", "pulls its image by now",
+         "created since", "refused long ago", "quorum of long ago", "in its grace"],
 )  # fmt: skip
 def test_an_earlier_problem_is_not_an_error(pods: Any, events: Any) -> None:
     assert [each for each in found(pods, events) if each.severity != "note"] == []

@@ -281,6 +281,8 @@ def test_a_run_that_grows_after_a_long_wait_is_not_stalled_immediately() -> None
     [
         ("ImagePullBackOff", "ImageUnavailable"),
         ("ErrImageNeverPull", "ImageUnavailable"),
+        ("SignatureValidationFailed", "ImageUnavailable"),
+        ("RegistryUnavailable", "ImageUnavailable"),
         ("CreateContainerConfigError", "ContainerBroken"),
     ],
 )
