@@ -280,6 +280,10 @@ def _check_names(matrix: Matrix, subject: str | None) -> None:
     columns = [variant.name for variant in matrix.variants]
     if not columns:
         raise click.UsageError("nothing to compare: give --policies or --variant")
+    for what, given in (("column", columns), ("environment", matrix.environments)):
+        name, count = Counter(given).most_common(1)[0]
+        if count > 1:
+            raise click.UsageError(f"{what} {name!r} is given {count} times: give it once")
     if subject is not None and subject not in columns:
         raise click.UsageError(f"--against {subject!r}; allowed: {', '.join(columns)}")
     unused = set(matrix.family_rates) - {variant.family for variant in matrix.variants}

@@ -40,15 +40,14 @@ def unpack(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as staging:
         names = _receive(chunks, Path(staging), on_progress)
         check(Path(staging))
-        made = []
-        for name in names:
-            target = folder / rename(name)
+        targets = {name: folder / rename(name) for name in names}
+        for target in targets.values():  # before any is replaced: else old and new files would mix
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_dir() and not target.is_symlink():
                 raise DataError(f"{target}: is a folder, not a file. Choose another --out")
+        for name, target in targets.items():
             (Path(staging) / name).replace(target)
-            made.append(target)
-        return made
+        return [*targets.values()]
 
 
 def _receive(

@@ -184,6 +184,19 @@ def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
         dry("--tuned-in", str(own), "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        (("-e", "quickstart"), "environment 'quickstart' is given 2 times"),
+        (("--variant", "a:trainer.seed=1", "--variant", "a:trainer.seed=1"), "column 'a' is"),
+    ],
+)
+def test_no_run_is_done_twice(tmp_path: Path, more: tuple[str, ...], refused: str) -> None:
+    """Otherwise two processes would write into the same folder."""
+    with pytest.raises(click.UsageError, match=refused):
+        dry(*more, out=tmp_path / "out")
+
+
 def test_rates_may_be_tried_under_another_spelling_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def _show(made: list[Path], verified: list[VerifiedModel], output: str) -> None:
         click.echo(json.dumps({"files": files, "models": models}, indent=2))
         return
     for path in made:
-        click.echo(str(path))
+        click.echo(os.fsencode(path))  # a name may be no text
     for each in verified:
         for line in each.lines():
             click.echo(line, err=True)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from dlion_api.spec.trainer import BUILTINS
@@ -156,7 +157,7 @@ def _machine() -> str:
 
 def _show(result: Calibration) -> None:
     console = Console()
-    table = Table(title=f"{result.program} on one core of {result.machine}")
+    table = Table(title=escape(f"{result.program} on one core of {result.machine}"))
     for column in ("batch", "ms per step", "min", "max", "fitted"):
         table.add_column(column, justify="right")
     fixed_s, sample_s = result.fixed_core_s, result.per_sample_core_s

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dlion_api.errors import DataError
@@ -131,7 +132,7 @@ def _recorded(folder: Path, about: Job) -> RecordedConditions:
     """The conditions of the recorded run. Raises: DataError."""
     bad_lines: list[str] = []
     environment, job = read_environment(folder), about.with_counted_ranks()
-    with Console(stderr=True).status(f"reading {folder}"):
+    with Console(stderr=True).status(escape(f"reading {folder}")):
         recorded = recorded_plan(
             _records(folder, about, bad_lines.append),
             job.workers(),
@@ -203,7 +204,7 @@ def _show(
     if request.output == "json":
         return
     changed = ", ".join(replayed.assignments) or "no setting changed"
-    table = Table(title=f"{replayed.folder}, recorded and replayed: {changed}")
+    table = Table(title=escape(f"{replayed.folder}, recorded and replayed: {changed}"))
     for column in ("figure", "recorded", "replayed", "difference"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for row in rows:

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -102,6 +103,19 @@ def test_existing_files_are_replaced_and_the_others_stay(kept: Path, tmp_path: P
     unpack([stream(kept, "events.jsonl")], out)
     assert (out / "events.jsonl").read_text().startswith("{")
     assert names(out) == {"events.jsonl", "mine"}
+
+
+def test_nothing_is_replaced_where_a_folder_has_the_name_of_a_file(
+    kept: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    in_the_way = out / "models" / "plant-a"
+    for name in ("model.keras", "model.json"):
+        shutil.rmtree(out, ignore_errors=True)
+        (in_the_way / name).mkdir(parents=True)
+        with pytest.raises(DataError, match="is a folder, not a file"):
+            unpack([stream(kept, ".")], out)
+        assert names(out) == set()
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "models/../../secret", "link"])
