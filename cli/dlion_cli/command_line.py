@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from dlion_api.errors import ProgramError
 from dlion_cli.cluster.connection_flags import connection_flags, given_settings
 from dlion_cli.terminal.failures import exit_code_of, message_of
+from dlion_cli.terminal.formatting import printable_lines
 from dlion_cli.terminal.interruption import raise_on_signals, take_interrupt
 from dlion_worker.program_traceback import program_traceback
 
@@ -191,7 +192,8 @@ def _program_name() -> str:
 def _fail(error: BaseException) -> int:
     if isinstance(error, ProgramError) and error.__cause__ is not None:
         click.echo(program_traceback(error.__cause__), err=True)
-    click.echo(f"dlion: {message_of(error)}", err=True)
+    # Names in manifests, of files and of servers may hold terminal escapes.
+    click.echo(f"dlion: {printable_lines(message_of(error))}", err=True)
     return int(exit_code_of(error))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -70,7 +71,10 @@ def _is_filled(value: Any) -> bool:
 
 
 def _fits_socket(path: Any) -> bool:
-    return isinstance(path, str) and 0 < len(path.encode()) <= MAX_SOCKET_PATH_BYTES
+    try:
+        return isinstance(path, str) and 0 < len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
+    except UnicodeEncodeError:  # no file has such a name
+        return False
 
 
 _HOST_PORT = "host:port, port 1 to 65535, an IPv6 host in brackets"

@@ -19,7 +19,7 @@ from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection, open_connection, require_packages
 from dlion_cli.cluster.kubeconfig import choose_context
-from dlion_cli.terminal.formatting import printable
+from dlion_cli.terminal.formatting import printable_lines
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 60.0
@@ -331,4 +331,4 @@ def _check_exit_status(frame: bytes, errors: bytes, pod: str) -> None:
         ) from None
     if status.get("status") != "Success":
         message = errors.decode("utf-8", "replace").strip() or str(status.get("message", ""))
-        raise DataError(f"pod {pod}: " + "\n".join(map(printable, message.splitlines())))
+        raise DataError(f"pod {pod}: " + printable_lines(message))

@@ -13,6 +13,7 @@ from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.terminal.failures import exit_code_of, message_of
+from dlion_cli.terminal.formatting import printable_lines
 
 T = TypeVar("T")
 
@@ -68,7 +69,8 @@ class Contexts:
         """
         for name in self.names:
             if name in self.errors:
-                click.echo(f"dlion: context {name}: {message_of(self.errors[name])}", err=True)
+                text = printable_lines(message_of(self.errors[name]))
+                click.echo(f"dlion: context {name}: {text}", err=True)
         failed = {name: int(exit_code_of(error)) for name, error in self.errors.items()}
         all_codes = {**(codes or {}), **failed}
         return next((all_codes[name] for name in self.names if all_codes.get(name)), ExitCode.OK)

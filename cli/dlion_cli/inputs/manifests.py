@@ -42,6 +42,8 @@ def read_documents(path: str | Path) -> list[YamlDocument]:
     source = source_of(path)
     try:
         if str(path) == STDIN:
+            if sys.stdin is None:
+                raise DataError(f"{source}: cannot be read: it is closed. Name a file instead.")
             content = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
             with Path(path).open("rb") as file:

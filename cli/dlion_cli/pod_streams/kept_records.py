@@ -90,7 +90,8 @@ def _unpack(
     try:
         unpack_kept(jobs, job, run, folder, paths, max_bytes=max_bytes, events_only=events_only)
     except (DataError, ContractError) as error:  # of the command in the pod
-        raise UnavailableError(f"the keeper has no records of run {run}: {error}") from error
+        message = f"the keeper's records of run {run} cannot be read: {error}"
+        raise UnavailableError(message) from error
 
 
 def event_document(record: EventRecord, about: Mapping[str, Any], manifest: Job | None) -> Document:

@@ -103,3 +103,12 @@ def printable(text: str) -> str:
     'a·[2Jb'
     """
     return "".join(letter if letter.isprintable() else "·" for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """The text with control characters replaced in each of its lines.
+
+    >>> printable_lines("2 problems:" + chr(10) + "  spec.a" + chr(27) + "[2J")
+    '2 problems:\\n  spec.a·[2J'
+    """
+    return "\n".join(map(printable, text.splitlines()))

@@ -313,6 +313,7 @@ def load_settings(path: Path) -> Settings:
         raise SpecError([problem], source=str(path))
     try:
         document: Mapping[str, Any] = yaml.safe_load(content)
-    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
+    # ValueError: no UTF-8, a date that does not exist, or an integer that is too long.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpecError([Problem("", f"is not YAML: {error}")], source=str(path)) from error
     return parse(Settings, document, source=str(path))

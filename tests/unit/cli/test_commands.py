@@ -388,6 +388,27 @@ def test_validate_reads_standard_input(
     assert "standard input" in capsys.readouterr().out
 
 
+def test_a_closed_standard_input_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a process that a service or `<&-` starts."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["validate", "-"]) == ExitCode.DATA
+    assert "cannot be read: it is closed. Name a file" in capsys.readouterr().err
+
+
+def test_no_name_of_a_manifest_controls_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text('kind: DLionJob\nspec: {"run\\e]0;x\\aId": 1, "sites\\nb": 2}\n')
+    for command in (["validate", str(file)], ["render", str(file)]):
+        assert main(command) == ExitCode.SPEC
+        printed = capsys.readouterr().err
+        assert "spec.run·]0;x·Id: there is no field" in printed
+        assert all(line.isprintable() for line in printed.splitlines())
+
+
 def test_explain_shows_a_field_and_all_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "knowledgeTransfer.lambda"]) == 0
     printed = capsys.readouterr().out

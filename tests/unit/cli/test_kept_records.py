@@ -326,7 +326,7 @@ def test_the_python_client_explains_missing_metrics(
         with pytest.raises(UnavailableError, match="sends more than these files may have"):
             python_client().get_job_metrics("digits")
     (keeper_disk / "2" / "events.jsonl").unlink()
-    with pytest.raises(UnavailableError, match=r"the keeper has no records of run 2: .*events"):
+    with pytest.raises(UnavailableError, match=r"records of run 2 cannot be read: .*events"):
         python_client().get_job_metrics("digits")
     shutil.rmtree(keeper_disk / "2")
     with pytest.raises(UnavailableError, match="no results of run '2' yet; it has those of: 1"):

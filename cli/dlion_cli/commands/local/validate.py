@@ -26,6 +26,7 @@ from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.terminal import options
 from dlion_cli.terminal.awaited_child import run_child
 from dlion_cli.terminal.completion import complete_environments
+from dlion_cli.terminal.formatting import printable_lines
 from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import YamlDocument
@@ -328,7 +329,8 @@ def _print_results(results: list[dict[str, Any]]) -> None:
             click.echo(f"{result['source']}: {result['kind']} {result['job']} is valid{note}")
             continue
         problems = [Problem(**problem) for problem in result["problems"]]
-        click.echo(str(SpecError(problems, source=result["source"])), err=True)
+        text = str(SpecError(problems, source=result["source"]))
+        click.echo(printable_lines(text), err=True)
 
 
 def refused_by_default(job: Job) -> str:

@@ -225,7 +225,9 @@ def _not_linked_message(run: Run) -> str:
     messages = [f"{arrived}, and none has begun to train in {minutes:.0f} minutes"]
     if (links := run.view.links) is not None:
         messages.append(f"{links.connected} of {links.expected} links between them are up")
-    hint = f"`kubectl logs -l {names.JOB_LABEL}={run.job.key.name} -c trainer`"
+    # Of workers alone: kubectl gives up at the first pod without that container, as the keeper's.
+    chosen = f"{names.JOB_LABEL}={run.job.key.name},{names.COMPONENT_LABEL}={names.WORKER}"
+    hint = f"`kubectl logs -l {chosen} -c trainer`"
     messages.append(f"see events PeersUnreached, or {hint}, for the blocked direction")
     return join_messages(messages)
 

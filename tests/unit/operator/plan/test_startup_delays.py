@@ -124,8 +124,8 @@ def test_joined_workers_that_do_not_begin_are_reported() -> None:
     assert (ready_reason(late)[0], condition_statuses(late)["Stalled"]) == ("NotLinked", "True")
     assert ready_reason(late)[1] == (
         "all 2 workers have joined, and none has begun to train in 5 minutes; 1 of 2 links between"
-        " them are up; see events PeersUnreached, or `kubectl logs -l dlion.dev/job-name=digits"
-        " -c trainer`, for the blocked direction"
+        " them are up; see events PeersUnreached, or `kubectl logs -l dlion.dev/job-name=digits,"
+        "app.kubernetes.io/component=worker -c trainer`, for the blocked direction"
     )
     world.run = joined(*both, training=True)
     assert ready_reason(world.look())[0] == "Training"

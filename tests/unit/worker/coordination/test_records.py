@@ -222,6 +222,8 @@ def test_a_program_is_found_in_the_data_root_by_default() -> None:
         {"token_path": ""},
         {"program_root": None},
         {"socket_path": "x" * 108},
+        {"socket_path": "\udcff" * 108},
+        {"socket_path": "\ud800"},
         {"cpu_quota_cores": 0},
         {"cpu_quota_cores": "1"},
         {"cpu_quota_cores": 10**400},
