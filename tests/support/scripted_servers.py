@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Collection, Iterator, Mapping
     from email.message import Message
 
@@ -82,6 +83,8 @@ class Server:
         """The paths of all requests."""
         self.headers: list[Message] = []
         """The headers of each request, including WebSocket requests."""
+        self.certificates: list[bytes] = []
+        """In DER: the certificate of the client of each request with one."""
         self.patches: list[tuple[str, str, str]] = []
         """The address, content type and body of each patch or deletion."""
         self.ahead_s = ahead_s
@@ -163,6 +166,12 @@ def server_url(file: str, name: str) -> str:
     return next(str(each["cluster"]["server"]) for each in clusters if each["name"] == name)
 
 
+def _shown(connection: socket.socket) -> list[bytes]:
+    """The client's certificate, if it has presented one."""
+    shown = connection.getpeercert(True) if isinstance(connection, ssl.SSLSocket) else None
+    return [shown] if shown else []
+
+
 class _AllAtOnce(ThreadingHTTPServer):
     """Accepts as many connections at once as a command opens; a refused one would wait 1 s."""
 
@@ -178,6 +187,7 @@ def _listening(script: Server | None) -> Iterator[dict[str, str]]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             script.headers.append(self.headers)
+            script.certificates += _shown(self.connection)
             if script.kept is not None and urlsplit(self.path).path.endswith("/exec"):
                 self._run()
             else:

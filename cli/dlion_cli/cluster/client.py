@@ -210,8 +210,10 @@ class ClusterClient:
     def _headers(self) -> dict[str, str]:
         """Authentication headers; expired tokens and plugin credentials are renewed here.
 
-        Raises: DataError for a token that no header can carry; it does not print it.
+        Raises: UnavailableError for those that cannot be renewed; DataError for a token that no
+        header can carry; it does not print it.
         """
+        self._connection.renew()
         authorization = self._connection.credentials.authorization
         if authorization is None:
             return {}
@@ -317,6 +319,12 @@ def _document(content: bytes, server: str) -> dict[str, Any]:
         raise UnavailableError(
             f"{server} answers {content[:80]!r}, which is not a JSON document. Check that it is a "
             "Kubernetes API server and that no proxy intercepts the request"
+        )
+    items = document.get("items") or []
+    if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
+        raise UnavailableError(
+            f"{server} answers with items that are no list of objects: {str(items)[:80]!r}. Check "
+            "that it is a Kubernetes API server"
         )
     return document
 

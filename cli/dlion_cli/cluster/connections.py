@@ -12,6 +12,7 @@ import os
 import socket
 import ssl
 import tempfile
+import threading
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
@@ -46,11 +47,40 @@ class Connection:
             raise ValueError("there is no such cluster, or it has no URL of a server")
         self.server: Final = server_url(server)
         url = urlsplit(self.server)
-        self.credentials: Final = credentials
-        self._server_name = cluster.get("tls-server-name") or None
-        self._tls = _tls_context(cluster, credentials) if url.scheme == "https" else None
+        self.credentials = credentials
+        self._cluster = cluster
+        self._tls = self._tls_context()
         self.proxy: Final = _proxy_of(url, cluster.get("proxy-url"))
-        self.pool: Final = self._open_pool()
+        self.pool = self._open_pool()
+        self._renewing = threading.Lock()  # a plugin may ask the user
+
+    def renew(self) -> None:
+        """Take new credentials for the next request where a plugin's have expired.
+
+        As kubectl, open new connections for a new certificate: TLS presents one only at its start.
+        Raises: UnavailableError if there are none that can be used.
+        """
+        renewed = self.credentials.renewed
+        if renewed is None:
+            return
+        with self._renewing:
+            before = self.credentials
+            try:
+                self.credentials = renewed()
+                _check_encrypted(self)
+                if self.credentials.certificate != before.certificate:
+                    self._tls = self._tls_context()
+            except Exception as error:  # whatever the plugin prints
+                self.credentials = before
+                raise UnavailableError(f"the credentials could not be renewed: {error}") from error
+            if self.credentials.certificate != before.certificate:
+                old, self.pool = self.pool, self._open_pool()
+                old.clear()
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if not self.server.startswith("https:"):
+            return None
+        return _tls_context(self._cluster, self.credentials)
 
     def _open_pool(self) -> urllib3.PoolManager:
         import urllib3
@@ -62,7 +92,7 @@ class Connection:
             "maxsize": _MAX_IDLE_CONNECTIONS,
             "socket_options": _socket_options(),
             "ssl_context": self._tls,
-            "server_hostname": self._server_name,
+            "server_hostname": self._cluster.get("tls-server-name") or None,
         }
         if self.proxy is None:
             return urllib3.PoolManager(**settings)

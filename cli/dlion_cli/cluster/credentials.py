@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,8 @@ class UserCredentials:
     """PEM; None: there is none."""
     key: bytes | None = field(default=None, repr=False)
     """PEM of the certificate's key."""
+    renewed: Callable[[], UserCredentials] | None = None
+    """The credentials for the next request; None: these stay. One thread at a time may call it."""
 
 
 def credentials_of(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredentials:
@@ -41,20 +43,38 @@ def credentials_of(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserC
     Raises: OSError, ValueError, TypeError, KeyError or AttributeError for fields that cannot be
     used; UnavailableError if the Kubernetes client is needed and not installed.
     """
+    _check_unambiguous(user)
     authorization = _authorization(user)
     certificate, key = (content(user, f"client-{part}") for part in ("certificate", "key"))
+    if certificate is not None and key is None:
+        raise ValueError("its client-certificate needs a client-key or client-key-data")
     # As for kubectl: other credentials come first.
-    is_renewed = user.get("auth-provider") or (user.get("exec") and certificate is None)
-    if authorization is None and is_renewed:
-        return _renewed(user, cluster)
+    if authorization is None and user.get("auth-provider"):
+        authorization = _refreshed(user["auth-provider"])
+    if authorization is None and certificate is None and user.get("exec"):
+        return _CredentialPlugin(user, cluster).credentials()
     return UserCredentials(authorization, certificate, key)
 
 
 def content(fields: Mapping[str, Any], name: str) -> bytes | None:
-    """What a kubeconfig has as base64 in `<name>-data`, or else in the file `name`."""
+    """What a kubeconfig has as base64 in `<name>-data`, or in the file `name`.
+
+    Raises: ValueError for both, as kubectl; OSError.
+    """
+    if fields.get(f"{name}-data") and fields.get(name):
+        raise ValueError(f"it has both {name} and {name}-data")
     if data := fields.get(f"{name}-data"):
         return base64.standard_b64decode(data)
     return Path(path).read_bytes() if (path := fields.get(name)) else None
+
+
+def _check_unambiguous(user: Mapping[str, Any]) -> None:
+    """Raises: ValueError for credentials of several kinds, of which kubectl refuses these too."""
+    has_token = user.get("token") or user.get("tokenFile")
+    if has_token and (user.get("username") or user.get("password")):
+        raise ValueError("its user has both a token and a password: remove one")
+    if user.get("exec") and user.get("auth-provider"):
+        raise ValueError("its user has both exec and auth-provider: remove one")
 
 
 def _authorization(user: Mapping[str, Any]) -> Callable[[], str] | None:
@@ -64,6 +84,8 @@ def _authorization(user: Mapping[str, Any]) -> Callable[[], str] | None:
     if token:
         return lambda: f"Bearer {token}"
     if username := user.get("username"):
+        if ":" in str(username):  # the server would take the rest for the password (RFC 7617)
+            raise ValueError("its username contains a colon, which basic authentication excludes")
         pair = f"{username}:{user.get('password') or ''}".encode()
         return lambda: f"Basic {base64.b64encode(pair).decode()}"
     return None
@@ -81,59 +103,76 @@ def _token_in(path: Path, otherwise: object) -> object:
     return token or otherwise
 
 
-def _renewed(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredentials:
-    entries = {"cluster": dict(cluster), "user": dict(user)}
+class _CredentialPlugin:
+    """A program that prints credentials. As for kubectl, it runs again once they have expired."""
+
+    def __init__(self, user: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
+        with _client_errors() as library:
+            node, program = library.kube_config.ConfigNode, library.exec_provider.ExecProvider
+            self._program = program(node("exec", user["exec"]), None, node("cluster", cluster))
+        self._printed: UserCredentials | None = None
+        self._expires: datetime | None = None
+
+    def credentials(self) -> UserCredentials:
+        """The credentials for the next request. Raises: as `credentials_of`."""
+        is_expired = self._expires is not None and datetime.now(UTC) > self._expires
+        if self._printed is None or is_expired:
+            with _client_errors():
+                status = self._program.run()
+            self._printed = self._read(status)
+            expires = status.get("expirationTimestamp")
+            self._expires = datetime.fromisoformat(expires) if expires else None
+        return self._printed
+
+    def _read(self, status: Mapping[str, str]) -> UserCredentials:
+        token = status.get("token")
+        certificate, key = (status.get(f"client{part}Data") for part in ("Certificate", "Key"))
+        if not (token or certificate) or bool(certificate) != bool(key):
+            raise ValueError("exec: the plugin prints no token, and no certificate with its key")
+        return UserCredentials(
+            (lambda: f"Bearer {token}") if token else None,
+            certificate.encode() if certificate else None,
+            key.encode() if key else None,
+            self.credentials,
+        )
+
+
+def _refreshed(provider: object) -> Callable[[], str] | None:
+    """The header with a token that the client refreshes; None: the provider has none."""
+    entries = {"cluster": {}, "user": {"auth-provider": provider}}
     document = {f"{kind}s": [{"name": _ONLY, kind: each}] for kind, each in entries.items()}
     document["contexts"] = [{"name": _ONLY, "context": {"cluster": _ONLY, "user": _ONLY}}]
-    with _client_errors() as (configuration, library):
-        loader = library.kube_config.KubeConfigLoader(document, active_context=_ONLY)
-        loader.load_and_set(configuration)
+    with _client_errors() as library:
+        from kubernetes.client import Configuration
 
-    renewing = threading.Lock()  # a plugin may ask the user
+        configuration = Configuration()
+        library.kube_config.KubeConfigLoader(document, _ONLY).load_and_set(configuration)
+
+    renewing = threading.Lock()
 
     def authorization() -> str:
         try:
-            with renewing, _logged_errors():
+            with renewing:
                 return str(configuration.auth_settings()["BearerToken"]["value"])
         except Exception as error:  # each provider has its own classes
             raise UnavailableError(f"the credentials could not be renewed: {error}") from error
 
-    paths = (configuration.cert_file, configuration.key_file)
-    certificate, key = (Path(path).read_bytes() if path else None for path in paths)
-    return UserCredentials(authorization if configuration.api_key else None, certificate, key)
+    return authorization if configuration.api_key else None
 
 
 @contextlib.contextmanager
-def _client_errors() -> Iterator[tuple[Any, Any]]:
-    """A configuration of the Kubernetes client, and its package that loads one.
+def _client_errors() -> Iterator[Any]:
+    """The package of the Kubernetes client that loads a configuration.
 
-    Raises: ValueError for the client's own errors; it only logs those of a plugin.
-    UnavailableError if it is not installed.
+    Raises: ValueError for the client's own errors; UnavailableError if it is not installed.
     """
     try:
-        from kubernetes import client, config
+        from kubernetes import config
     except ImportError as error:
         raise UnavailableError(
             f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
         ) from None
     try:
-        with _logged_errors():
-            yield client.Configuration(), config
+        yield config
     except config.ConfigException as error:
         raise ValueError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _logged_errors() -> Iterator[None]:
-    """Raises: ValueError for errors that this thread logs inside."""
-    errors: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.addFilter(lambda record: record.thread == threading.get_ident())
-    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-    if errors:
-        raise ValueError("; ".join(errors))

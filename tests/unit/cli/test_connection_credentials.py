@@ -6,9 +6,12 @@
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 - A server gets the user's certificate, password or token; without them, what a plugin prints. A
   token's file is read again and comes before another token. A pod uses its service account.
-- A plugin renews its token once for all threads; if it fails, its words are the error.
+- A plugin renews its token once for all threads; if it fails, its words are the error. It renews
+  an expired certificate within one command, which stays in no file.
 - A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
   environment. That of the environment serves no address of this machine.
+- Of credentials and authorities that are given twice, none is chosen: as for kubectl, it is an
+  error.
 - A value of another type, and the URL of a proxy that cannot be used, are errors of the file.
 
 Left out: kubectl's options (test_connection_flags), a real API server (tests/cluster).
@@ -21,6 +24,7 @@ import contextlib
 import json
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +33,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from cryptography import x509
 
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.exit_codes import ExitCode
@@ -358,6 +363,39 @@ def test_credentials_are_renewed_once_for_all_threads(
     assert capfd.readouterr().err == ""
 
 
+def test_an_expired_certificate_of_a_plugin_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, plugin = tmp_path / "tmp", tmp_path / "plugin"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    chain, old, adm = (self_signed(tmp_path, name) for name in ("server", "old", "adm"))
+    both = tmp_path / "clients.pem"
+    both.write_bytes(old.read_bytes() + adm.read_bytes())
+
+    def answer(pem: Path, end: str, **other: str) -> None:
+        status = {"clientCertificateData": pem.read_text(), "clientKeyData": pem.read_text()}
+        status |= {"expirationTimestamp": end, **other}
+        text = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": status})
+        plugin.write_text(f"#!/bin/sh\ncat << 'EOF'\n{text}\nEOF\n")
+
+    answer(old, "2000-01-01T00:00:00Z")
+    plugin.chmod(0o700)
+    command = {"apiVersion": VERSION, "command": "./plugin", "interactiveMode": "Never"}
+    tls = ServedTls(chain, chain, clients=both)
+    server = Server({"version": NONE}, tls=tls, user={"exec": command})
+    with connected(tmp_path / "config", server) as client:
+        client.get("/version")
+        answer(adm, "2999-01-01T00:00:00.123456789Z", token=SECRET)
+        client.get("/version")
+        assert list(temporary.iterdir()) == []
+    presented = [x509.load_der_x509_certificate(der).subject for der in server.certificates]
+    assert presented == [
+        x509.load_pem_x509_certificate(pem.read_bytes()).subject for pem in (old, adm)
+    ]
+    assert [each["Authorization"] for each in server.headers] == [None, f"Bearer {SECRET}"]
+
+
 def test_no_plugin_runs_for_a_user_with_other_credentials(tmp_path: Path) -> None:
     adm = self_signed(tmp_path, "adm")
     command = {"apiVersion": VERSION, "command": "/nowhere/plugin", "interactiveMode": "Never"}
@@ -455,6 +493,40 @@ def test_a_value_that_cannot_be_used_is_an_error_of_the_kubeconfig(
     file.write_text(yaml.safe_dump(document))
     with pytest.raises(DataError, match=message):
         connect(ConnectionSettings(kubeconfig=str(file)))
+
+
+PEM = {"client-certificate": "adm.pem", "client-key": "adm.pem"}
+DATA = {"client-certificate-data": "YQ==", "client-key-data": "YQ=="}
+PLUGIN = {"apiVersion": VERSION, "command": "/nowhere/plugin", "interactiveMode": "Never"}
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "message"),
+    [
+        ({"token": OLD, "username": "jane", "password": "pw"}, {}, "a token and a password"),
+        ({"tokenFile": "adm.pem", "password": "pw"}, {}, "a token and a password"),
+        ({"exec": PLUGIN, "auth-provider": {"name": "oidc"}}, {}, "exec and auth-provider"),
+        ({**PEM, "client-key-data": "YQ=="}, {}, "both client-key and client-key-data"),
+        ({**DATA, "client-certificate": "adm.pem"}, {}, "both client-certificate and"),
+        ({"client-certificate": "adm.pem"}, {}, "needs a client-key"),
+        ({"username": "jane:doe", "password": "pw"}, {}, "username contains a colon"),
+        ({}, {"certificate-authority": "adm.pem", "certificate-authority-data": "YQ=="},
+         "both certificate-authority and"),
+    ],
+)  # fmt: skip
+def test_ambiguous_credentials_are_refused(
+    tmp_path: Path, user: dict[str, Any], cluster: dict[str, str], message: str
+) -> None:
+    self_signed(tmp_path, "adm")
+    document = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "jane"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:9", **cluster}}],
+        "users": [{"name": "jane", "user": user}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(document))
+    with pytest.raises(DataError, match=message):
+        connect(ConnectionSettings(kubeconfig=str(tmp_path / "config")))
 
 
 @pytest.mark.filterwarnings("ignore:SOCKS support")

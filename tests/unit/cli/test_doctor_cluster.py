@@ -232,9 +232,10 @@ FAULTS: dict[str, tuple[dict[str, Answer], str, CheckOutcome, str]] = {
     "a nearly used quota": ({"resourcequotas": quota("9", "10")}, "quota", WARN, "pods 9 of 10"),
     "a quota": ({"resourcequotas": quota("1", "1k")}, "quota", OK, "1 limits in ml leave room"),
     "secret nodes": ({"nodes": forbidden("nodes")}, "nodes", UNKNOWN, "may not list nodes"),
-    "foreign nodes": ({"nodes": ok({"items": [7, {}, {"status": {"conditions": 3}}]})}, "nodes",
+    "foreign nodes": ({"nodes": ok({"items": [{}, {"status": {"conditions": 3}}]})}, "nodes",
                       FAIL, "0 of 2 ready"),
-    "foreign lists": ({"resourcequotas": ok({"items": "x"})}, "quota", OK, "none in namespace"),
+    "foreign lists": ({"resourcequotas": ok({"items": "x"})}, "quota", UNKNOWN, "no list of"),
+    "foreign items": ({"resourcequotas": ok({"items": [7]})}, "quota", UNKNOWN, "no list of"),
     "no JSON": ({"storageclasses": (200, "<html>")}, "storage", UNKNOWN, "not a JSON document"),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Test the exit codes of cluster commands, with scripted API servers.
 
 A command ends with the exit code that docs/errors-and-exit-codes.md has for the answer, whichever
-request it is. It prints one message to standard error.
+request it is. It prints one message to standard error. So does one whose list of objects is none.
 
 Left out: the message of each answer (test_cluster_words.py).
 """
@@ -53,3 +53,26 @@ def test_a_refusal_ends_every_command_with_its_code(
     assert (code, captured.out) == (expected, ""), captured.err
     assert captured.err.startswith("dlion: ")
     assert "Traceback" not in captured.err
+
+
+LISTS = ("dlionjobs", "pods", "events", "services", "nodes")
+
+
+@pytest.mark.parametrize("items", [5, "x", {"a": 1}, [5], ["x"]], ids=json.dumps)
+@pytest.mark.parametrize(
+    "command",
+    [["get"], ["get", "-A"], ["logs", "digits"], ["events", "digits"], ["top", "digits"]],
+    ids=" ".join,
+)
+def test_a_list_that_is_none_ends_every_command_with_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], items: object
+) -> None:
+    job = 200, json.dumps({"metadata": {"name": "digits", "uid": "u"}, "spec": {}, "status": {}})
+    odd = 200, json.dumps({"items": items, "metadata": {}})
+    server = Server({"digits": job} | dict.fromkeys(LISTS, odd))
+    with served(tmp_path / "config", {"x": server}) as config:
+        code = main([*command, "--kubeconfig", config])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (ExitCode.UNAVAILABLE, ""), captured.err
+    assert captured.err.startswith("dlion: ")
+    assert "no list of objects" in captured.err
