@@ -66,7 +66,7 @@ def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str,
     """A copy of the document with each `path=value` applied in order.
 
     A path may omit `spec.`. Lists are indexed (`sites[0].groups[1].workers=2`); one past the end
-    appends. Values are YAML; an empty value removes the field or item.
+    appends. Values are YAML; an empty value removes the field or item, which a list must have.
 
     >>> apply_set({"spec": {"sites": [{"name": "a"}]}}, ["sites[0].name=b", "trainer.seed=7"])
     {'spec': {'sites': [{'name': 'b'}], 'trainer': {'seed': 7}}}
@@ -105,8 +105,10 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     steps, value = _steps(path.strip()), _value(text)
     place: Any = document
     for step, following in itertools.pairwise(steps):
-        if value is None and _is_absent(place, step):
+        if value is None and isinstance(place, dict) and place.get(step) is None:
             return  # an empty section could request what the manifest does not
+        if value is None and isinstance(step, int):
+            _check_index(place, step, path, may_append=False)
         place = _enter(place, step, [] if isinstance(following, int) else {}, path)
     if steps == _RUN_ID and value is not None and not isinstance(value, str):
         value = text.strip()
@@ -142,13 +144,6 @@ def _value(text: str) -> Any:
     return _unshared(documents[0].value) if documents else None
 
 
-def _is_absent(place: Any, step: str | int) -> bool:
-    """Whether `_enter` would add something."""
-    if isinstance(place, dict):
-        return isinstance(step, str) and place.get(step) is None
-    return isinstance(place, list) and step == len(place)
-
-
 def _enter(place: Any, step: str | int, empty: Any, path: str) -> Any:
     if isinstance(step, int):
         _check_index(place, step, path)
@@ -163,7 +158,7 @@ def _enter(place: Any, step: str | int, empty: Any, path: str) -> Any:
 
 def _store(place: Any, step: str | int, value: Any, path: str) -> None:
     if isinstance(step, int):
-        _check_index(place, step, path)
+        _check_index(place, step, path, may_append=value is not None)
         place[step : step + 1] = [] if value is None else [value]
         return
     _check_mapping(place, step, path)
@@ -173,10 +168,10 @@ def _store(place: Any, step: str | int, value: Any, path: str) -> None:
         place[step] = value
 
 
-def _check_index(place: Any, index: int, path: str) -> None:
+def _check_index(place: Any, index: int, path: str, *, may_append: bool = True) -> None:
     if not isinstance(place, list):
         raise _CannotSetError(f"the value before [{index}] in {path} is not a list")
-    if index > len(place):
+    if index > len(place) or (index == len(place) and not may_append):
         raise _CannotSetError(f"index {index} is out of range: the list has {len(place)} items")
 
 

@@ -295,13 +295,16 @@ def test_the_authority_of_a_cluster_is_refused_without_a_cluster(tls: dict[str, 
     reject_cluster_authority(load_job(apply_set(document, advised)), "job.yaml")
 
 
-@pytest.mark.parametrize(
-    ("assignment", "left"),
-    [("sites[0]=", [{"name": "b"}]), ("sites[2]=", [{"name": "a"}, {"name": "b"}])],
-)
-def test_set_without_a_value_removes_the_item_of_a_list(assignment: str, left: object) -> None:
+def test_set_without_a_value_removes_the_item_of_a_list() -> None:
     document: dict[str, Any] = {"spec": {"sites": [{"name": "a"}, {"name": "b"}]}}
-    assert apply_set(document, [assignment]) == {"spec": {"sites": left}}
+    assert apply_set(document, ["sites[0]="]) == {"spec": {"sites": [{"name": "b"}]}}
+
+
+@pytest.mark.parametrize("path", ["sites[2]", "sites[2].name", "sites[2].groups[0].workers"])
+def test_set_without_a_value_refuses_an_item_that_a_list_lacks(path: str) -> None:
+    document: dict[str, Any] = {"spec": {"sites": [{"name": "a"}, {"name": "b"}]}}
+    with pytest.raises(SpecError, match="index 2 is out of range: the list has 2 items"):
+        apply_set(document, [f"{path}="])
 
 
 def test_set_reports_all_problems() -> None:
