@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 
+_OF_WHOLE_PODS: Final = re.compile("cpu|memory|hugepages-.*")
+"""The resources that Kubernetes counts by pod where `spec.resources` names them."""
 _MAX_QUANTITY: Final = Decimal(2**63 - 1)
 """Kubernetes caps larger quantities at this value."""
 
@@ -34,7 +36,9 @@ def pod_requests(pod: Mapping[str, Any]) -> Mapping[str, Decimal]:
     """Return what a pod of this spec requests, in cores, bytes and devices, as the scheduler and
     Kueue count it.
 
-    Its containers and sidecars run together, its other init containers one by one before them.
+    Its containers and sidecars run together, its other init containers one by one before them. What
+    `spec.resources` requests for the whole pod comes first. Its limits are the API server's
+    defaults: of huge pages always, else where no container requests any.
 
     >>> pod_requests({"containers": [{"resources": {"limits": {"cpu": "2"}}}]})
     {'cpu': Decimal('2')}
@@ -50,7 +54,23 @@ def pod_requests(pod: Mapping[str, Any]) -> Mapping[str, Decimal]:
             most = _larger(most, _sum(together, container))
     for container in pod.get("containers") or ():
         together = _sum(together, container)
-    return _larger(most, together)
+    counted = _larger(most, together)
+    resources = pod.get("resources") or {}
+    limits, requests = (_of_whole_pod(resources.get(each)) for each in ("limits", "requests"))
+    defaults = {
+        name: amount
+        for name, amount in limits.items()
+        if name.startswith("hugepages-") or name not in counted
+    }
+    return {**counted, **defaults, **requests}
+
+
+def _of_whole_pod(given: Mapping[str, Any] | None) -> dict[str, Decimal]:
+    return {
+        name: parse_quantity(str(amount))
+        for name, amount in (given or {}).items()
+        if _OF_WHOLE_PODS.fullmatch(name)
+    }
 
 
 def _sum(amounts: Mapping[str, Decimal], container: Mapping[str, Any]) -> dict[str, Decimal]:

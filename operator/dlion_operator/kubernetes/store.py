@@ -18,7 +18,8 @@ MAX_REMEMBERED = 4096
 POD_SPEC = ("nodeName",)
 """Fields of a pod's spec that the operator reads (`plan.observed.PodView`)."""
 CONTAINER = ("resources", "restartPolicy")
-"""Fields of a Workload's containers that the operator reads (`quantities.pod_requests`)."""
+"""Fields of a Workload's containers that the operator reads (`quantities.pod_requests`), which also
+reads the resources of the whole pod."""
 METADATA_ONLY = frozenset({Kind.CLAIM, Kind.NETWORK_POLICY})
 """Kinds of which the operator reads no more than that they exist, and whose they are."""
 
@@ -135,7 +136,7 @@ def _slim_pod_set(pod_set: Document) -> Document:
         for part in ("initContainers", "containers")
         if spec.get(part)
     }
-    return {**pod_set, "template": {"spec": kept}}
+    return {**pod_set, "template": {"spec": {**_chosen(spec, ("resources",)), **kept}}}
 
 
 def _chosen(document: Document, fields: Collection[str]) -> Document:

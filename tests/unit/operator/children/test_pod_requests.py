@@ -1,7 +1,8 @@
 """Test the resource requests of a pod, as Kubernetes counts them.
 
 Containers and sidecars are summed. An init container counts if it needs more, with the sidecars
-before it. A limit is the default request. Malformed specs are refused.
+before it. A limit is the default request. What the whole pod requests of CPU, memory and huge pages
+comes first; its limits apply where no container requests any. Malformed specs are refused.
 """
 
 from __future__ import annotations
@@ -30,6 +31,22 @@ def test_a_limit_is_the_default_request() -> None:
     resources = {"limits": {"cpu": "2", "example.com/gpu": "1"}, "requests": {"cpu": "1"}}
     found = pod_requests({"containers": [{"resources": resources}, {}]})
     assert found == {"cpu": Decimal(1), "example.com/gpu": Decimal(1)}
+
+
+def test_the_resources_of_the_whole_pod_come_first() -> None:
+    """As the API server fills them in, and the scheduler counts them, since Kubernetes 1.32."""
+    each = {"requests": {"cpu": "1", "memory": "1Gi", "hugepages-2Mi": "2Mi", "example.com/gpu": 1}}
+    pod = {
+        "resources": {
+            "requests": {"cpu": "3", "example.com/gpu": "5"},
+            "limits": {"cpu": "4", "memory": "2Gi", "hugepages-2Mi": "4Mi"},
+        },
+        "containers": [{"resources": each}],
+    }
+    counted = {"cpu": 3, "memory": 2**30, "hugepages-2Mi": 2**22, "example.com/gpu": 1}
+    assert pod_requests(pod) == counted
+    pod["containers"] = [{}]
+    assert pod_requests(pod) == {"cpu": 3, "memory": 2**31, "hugepages-2Mi": 2**22}
 
 
 @pytest.mark.parametrize("containers", [7, ["x"], [{"resources": {"requests": {"cpu": "much"}}}]])

@@ -339,6 +339,7 @@ def test_the_requests_of_a_workload_are_kept() -> None:
         "metadata": {"labels": {"team": "vision"}},
         "spec": {
             "volumes": [{"name": "data"}],
+            "resources": {"requests": {"cpu": "3"}},
             "initContainers": [{**container, "restartPolicy": "Always"}],
             "containers": [container],
         },
@@ -350,6 +351,7 @@ def test_the_requests_of_a_workload_are_kept() -> None:
     (kept,) = store.of_job(Kind.WORKLOAD, NAME)
     resources = {"resources": container["resources"]}
     counted = {
+        "resources": {"requests": {"cpu": "3"}},
         "initContainers": [{**resources, "restartPolicy": "Always"}], "containers": [resources]
     }  # fmt: skip
     assert kept["spec"] == {**spec, "podSets": [{**pod_set, "template": {"spec": counted}}]}
