@@ -49,6 +49,8 @@ class Recorder:
         self._epoch = saved.epoch
         self._sequence = saved.sequence + _lines_after(folder / EVENTS, saved.events_bytes)
         self._saved_s = time.monotonic()
+        self._must_save = False
+        """Whether the saved position and the lines after it would count other records."""
         self.is_over = (folder / SUMMARY).exists()
         """Whether the run's summary is written."""
 
@@ -63,9 +65,10 @@ class Recorder:
         Raises: StorageError (for example a full disk): the remaining records are not counted as
         recorded.
         """
-        if epoch != self._epoch:
-            self._epoch, self._sequence = epoch, 0
+        if self._must_save:
             self._save_position()
+        if epoch != self._epoch:
+            self._jump(epoch, 0)
         if first_sequence > self._sequence + 1:
             self._record_gap(first_sequence)
         for text in records_json[self._sequence + 1 - first_sequence :]:
@@ -93,8 +96,7 @@ class Recorder:
             record = record_from_json(text)
         except ContractError as error:
             _LOG.warning("record %d of the coordinator skipped: %s", self._sequence + 1, error)
-            self._sequence += 1
-            self._save_position()
+            self._jump(self._epoch, self._sequence + 1)
             return
         before = self._events_bytes()
         try:
@@ -114,13 +116,17 @@ class Recorder:
         now_s = self._folder.elapsed_s
         event = EventRecord(now_s, Rank(0), 0, RECORDS_MISSED, text, warning=True)
         self._folder.append(event)
-        self._sequence = first_sequence - 1
+        self._jump(self._epoch, first_sequence - 1)
+
+    def _jump(self, epoch: str, sequence: int) -> None:
+        """Go on at a position that no new line counts. Raises: StorageError."""
+        self._epoch, self._sequence, self._must_save = epoch, sequence, True
         self._save_position()
 
     def _save_position(self) -> None:
         position = RecordPosition(self._epoch, self._sequence, self._events_bytes())
         write_whole(self._path / POSITION_FILE, json.dumps(asdict(position)).encode())
-        self._saved_s = time.monotonic()
+        self._saved_s, self._must_save = time.monotonic(), False
 
     def _events_bytes(self) -> int:
         return (self._path / EVENTS).stat().st_size

@@ -1,9 +1,9 @@
 """Tests of the recorder.
 
 Each record is in the folder once, in order. This holds for any repeated record and for a kill of
-the keeper at any moment. A coordinator that starts again is followed from its first record. A gap
-is reported once. An invalid record is skipped and not requested again. A summary ends the recorder,
-also after a restart. A folder has one keeper.
+the keeper at any moment, also after a disk that was full. A coordinator that starts again is
+followed from its first record. A gap is reported once. An invalid record is skipped and not
+requested again. A summary ends the recorder, also after a restart. A folder has one keeper.
 
 Result folders are real. A kill is a recorder that is dropped without `close`.
 
@@ -12,8 +12,10 @@ Left out: the stream (tests/local/test_pods).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import RECORDS_MISSED, EventReason
 from dlion_api.spec import Job, load_job
 from dlion_results.run_folder.events import read_events
+from dlion_results.run_folder.storage import StorageError
 from dlion_worker.artifact_server import recorder as module
 from dlion_worker.artifact_server.recorder import Recorder
 from local_run import job_document
@@ -128,6 +131,44 @@ def test_an_invalid_record_is_skipped(tmp_path: Path, bad: str) -> None:
     assert again.position == ("a", 3)
     again.close()
     assert numbers(tmp_path) == [1, 3]
+
+
+@contextlib.contextmanager
+def no_room_for_the_position(folder: Path) -> Iterator[None]:
+    """No new file can replace the position: a directory stands in its place."""
+    position = folder / "keeper.json"
+    kept = position.rename(folder / "kept.json")
+    position.mkdir()
+    yield
+    position.rmdir()
+    kept.rename(position)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "first", "texts", "kept"),
+    [
+        ("b", 1, [record(7), record(8)], [1, 7, 8]),
+        ("a", 5, [record(5), record(6)], [1, 5, 6]),
+        ("a", 2, ["{", record(3)], [1, 3]),
+    ],
+    ids=["another epoch", "a gap", "an invalid record"],
+)
+def test_a_position_that_did_not_fit_is_saved_before_the_next_record(
+    tmp_path: Path, epoch: str, first: int, texts: list[str], kept: list[int]
+) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1)])
+    with no_room_for_the_position(tmp_path):
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                it.take(epoch, first, texts)
+    it.take(epoch, first, texts)
+    kill(it)
+    again = Recorder(tmp_path, job())
+    again.take(epoch, first, texts)
+    again.close()
+    assert numbers(tmp_path) == kept
+    assert len(dropped(tmp_path)) == (first == 5)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": 1}', '{"epoch":"a","sequence":[]}'])
