@@ -72,7 +72,6 @@ class RecordStream:
         while not self._ended.is_set() and not self._recorder.is_over:
             message = self._follow(backoff)
             if self._reconnecting:
-                self._reconnecting = False
                 continue
             if message and message != self._last_message and not self._ended.is_set():
                 _LOG.warning("no records from the coordinator, retrying: %s", message)
@@ -81,11 +80,12 @@ class RecordStream:
 
     def _follow(self, backoff: Backoff) -> str:
         """Read one stream; return the reason why it ended."""
+        self._reconnecting = False  # what is asked for from now on concerns this connection
         try:
             with open_channel(self._config) as channel:
                 call = coordination_stub(channel).Follow(self._request())
                 self._call = call
-                if self._ended.is_set():  # closed between the two lines above
+                if self._ended.is_set() or self._reconnecting:  # before `close` could cancel it
                     call.cancel()
                 for update in call:
                     self._take(update)
