@@ -4,10 +4,12 @@ Data files do not count, unless they belong to the program. Built-in policies ar
 DLion's version, others by the code of their installed package.
 """
 
+import functools
 import hashlib
 import importlib.util
 import json
 import os
+import threading
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points, version
@@ -24,6 +26,8 @@ from dlion_environments.loading import load_environment
 from dlion_worker.program_modules import find_modules
 
 _CODE: Final = frozenset({".py", ".so", ".pyd"})
+_DIGESTING: Final = threading.Lock()
+"""Held so that runs which start at the same time read files once."""
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
@@ -132,9 +136,20 @@ def _module_files(spec: ModuleSpec | None) -> Iterable[tuple[str, Path]]:
 
 
 def _digest_of(files: Iterable[tuple[str, Path]]) -> str:
-    """Digest of the names and contents of files."""
-    digest = hashlib.sha256()
+    """Digest of the names and contents of files. Many runs have the same large data files: they are
+    read once, unless they change."""
+    marked = []
     for name, path in files:
+        status = path.stat()
+        marked.append((name, path, (status.st_ino, status.st_size, status.st_mtime_ns)))
+    with _DIGESTING:
+        return _digest(tuple(marked))
+
+
+@functools.cache
+def _digest(files: tuple[tuple[str, Path, tuple[int, ...]], ...]) -> str:
+    digest = hashlib.sha256()
+    for name, path, _ in files:
         with path.open("rb") as file:
             digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
             while chunk := file.read(_CHUNK_BYTES):  # a data file may exceed the memory

@@ -2,7 +2,8 @@
 
 A change of its own program, of a module or data file that belongs to it, of the code of its
 policy's package or of the calibration makes another run. A change of another column's program or
-policy does not. Every simulation needs costs of steps. The number of earlier runs is reported.
+policy does not. Files are read once for all runs. Every simulation needs costs of steps. The number
+of earlier runs is reported.
 
 Left out: that an identical run is not repeated (tests/simulated).
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -103,6 +105,22 @@ def test_a_large_data_file_of_a_program_takes_no_memory(matrix: Matrix) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 16 * 2**20
+
+
+def test_a_data_file_is_read_once_for_all_runs(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def count(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path.name)
+        return open_path(path, *args, **options)
+
+    open_path = Path.open
+    monkeypatch.setattr(Path, "open", count)
+    each = [identity(["dlion"], replace(OTHER, seed=seed), matrix) for seed in range(3)]
+    assert opened.count("a.txt") == 1
+    assert each[0]["program"] == each[2]["program"]
 
 
 def test_each_column_has_its_own_program(matrix: Matrix) -> None:
