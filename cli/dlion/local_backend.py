@@ -88,7 +88,7 @@ class LocalBackend:
             *("--data-root", str(data_root.resolve())),
         ]
         if environment is not None:
-            is_path = "/" in environment or environment.endswith((".yaml", ".yml"))
+            is_path = "/" in environment or environment.lower().endswith((".yaml", ".yml"))
             place = str(Path(environment).resolve()) if is_path else environment
             arguments += ["--environment", place]
         text = yaml_text(document)

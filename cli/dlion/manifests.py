@@ -113,12 +113,12 @@ def assignments_of(given: Assignments | None) -> list[str]:
 def is_program(given: ManifestLike) -> bool:
     """Whether this names a program, and no manifest.
 
-    >>> [is_program(each) for each in ("digits", "program.py", "my.module", "job.yaml", "a/b")]
-    [True, True, True, False, False]
+    >>> [is_program(each) for each in ("digits", "a.py", "my.module", "job.yaml", "JOB.YML", "a/b")]
+    [True, True, True, False, False, False]
     """
     if isinstance(given, Mapping) or "\n" in (text := str(given)):
         return False
-    return text.endswith(".py") or not (text.endswith(_MANIFEST_SUFFIXES) or "/" in text)
+    return text.endswith(".py") or not (text.lower().endswith(_MANIFEST_SUFFIXES) or "/" in text)
 
 
 def program_manifest(program: str, sites: Sites | None, workers: int | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def load_environment(name_or_path: str | Path) -> Environment:
     """Load a published environment by name, or a file (with a `/` or ending in .yaml). Raises
     SpecError with every problem of the file, or the known names."""
     text = str(name_or_path)
-    if "/" not in text and not text.endswith((".yaml", ".yml")):
+    if "/" not in text and not text.lower().endswith((".yaml", ".yml")):
         known = environment_names()
         if text not in known:
             advice = "Give one of these names, or the path of a file."
