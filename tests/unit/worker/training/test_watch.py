@@ -4,7 +4,8 @@ New, changed and removed files are followed within two polls and without a resta
 file is awaited. A file that stays unreadable is skipped and named, and read when it is written
 again. A new class may arrive. Near-duplicates of present samples are left out. Of many small files,
 also of one image each, a worker keeps the requested fraction. Classes are as skewed as in one file.
-A file of another type than the others is skipped and named, whatever else arrives.
+A file of another type than the others is skipped and named, whatever else arrives. A change is
+reported also if the poll that found it failed.
 
 Left out: the effect on training (tests/local). Time is virtual.
 """
@@ -321,6 +322,20 @@ def test_a_file_that_did_not_fit_into_memory_is_not_a_copy_of_itself_later(
         site.poll(1)
     site.stream.extend = extend
     assert site.poll() == [(EventReason.DATA_ADDED, "late.npz", 12)]
+
+
+def test_a_removal_is_reported_after_a_poll_that_failed(site: _Site, root: Path) -> None:
+    _save(root / "in" / "second.npz", 1)
+    site.poll()
+    _save(root / "in" / "late.npz", 7)
+    site.poll(1)
+    (root / "in" / "first.npz").unlink()
+    extend, site.stream.extend = site.stream.extend, _out_of_memory
+    with pytest.raises(MemoryError):
+        site.poll(1)
+    site.stream.extend = extend
+    removed = (EventReason.DATA_REMOVED, "first.npz", 0)
+    assert site.poll() == [removed, (EventReason.DATA_ADDED, "late.npz", 12)]
 
 
 def _out_of_memory(parts: dict[str, object]) -> None:

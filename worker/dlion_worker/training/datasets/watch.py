@@ -68,6 +68,8 @@ class FolderWatch:
         self._waiting: dict[str, _PendingFile] = {}
         self._skipped: dict[str, Fingerprint] = {}
         self._lingering: set[str] = set()
+        self._unreported: list[FileChange] = []
+        """The changes of polls that failed after them."""
         self._emptied: set[str] = set()
         """Files without samples now whose old ones stay, as there are no others."""
 
@@ -86,7 +88,7 @@ class FolderWatch:
         A file counts as complete when two successive polls find it unchanged and readable.
         """
         present = self._intake.present()
-        changes = self._take_out(present)
+        self._unreported += self._take_out(present)
         ready = self._ready(present, now_s)
         taken, faults = self._intake.take(ready) if ready else ({}, {})
         try:  # all at once, so that steps wait for one copy
@@ -95,6 +97,7 @@ class FolderWatch:
             # otherwise the next poll takes them for near-duplicates of themselves
             self._intake.forget(list(taken))
             raise
+        changes, self._unreported = self._unreported, []
         changes += [self._note_taken(key, len(y)) for key, (_, y) in taken.items()]
         return changes + [
             self._skip(key, fault)
