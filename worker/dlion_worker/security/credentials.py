@@ -29,6 +29,9 @@ MAX_CERTIFICATE_BYTES = 16384
 GRACE_FRACTION = 1 / 10
 """Fraction of a certificate's lifetime for which a connection may outlast it."""
 
+EARLY_RENEWAL_S = 60.0
+"""Delay of another request while the certificate is not valid yet."""
+
 
 class UnknownAuthorityError(UnavailableError):
     """The authority of a site is not known (yet); it may arrive during the run."""
@@ -304,10 +307,13 @@ def renewal_due_s(chain_pem: bytes, *, now: datetime | None = None) -> float:
     """Seconds until a certificate should be renewed, at least 0.
 
     Pass `now` (wall clock) for a certificate signed some time ago; None: it was signed just now,
-    and no clock is read.
+    and its age is not read from a clock. One that is not valid yet is due soon: its signer's clock
+    was fast, and peers refuse it.
     """
     certificate = x509.load_pem_x509_certificates(chain_pem)[0]
     begins = certificate.not_valid_before_utc
+    if begins > (now or datetime.now(UTC)):
+        return EARLY_RENEWAL_S
     after = renewal_after(begins, certificate.not_valid_after_utc)
     age = timedelta(0) if now is None else max(timedelta(0), now - begins - CLOCK_SKEW_ALLOWANCE)
     return max(0.0, (after - age).total_seconds())

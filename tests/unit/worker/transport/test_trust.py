@@ -126,7 +126,8 @@ def test_a_new_certificate_is_shown_from_the_next_handshake_on() -> None:
         (timedelta(minutes=2), None, timedelta(minutes=1)),
         (timedelta(hours=24), timedelta(hours=9), timedelta(hours=3)),
         (timedelta(hours=24), timedelta(hours=20), timedelta(0)),
-        (timedelta(hours=24), timedelta(hours=-1), timedelta(hours=12)),  # by a slow clock
+        (timedelta(hours=24), timedelta(minutes=-9), timedelta(hours=12)),  # by a slow clock
+        (timedelta(hours=24), timedelta(hours=-1), timedelta(minutes=1)),  # signed by a fast one
     ],
 )
 def test_a_certificate_is_replaced_at_half_of_its_life(
