@@ -311,7 +311,8 @@ def test_missing_programs_are_reported_with_how_to_get_them(
 def machine_traces() -> set[str]:
     """Return everything that a testbed of any name could have left on this machine.
 
-    Testbeds of other sessions and their processes are left out.
+    Testbeds of other sessions are left out. Of processes only those of this one's testbeds count:
+    any other command line, as of a search, may name the folder.
     """
     found = {f"netns {path.name}" for path in Path("/run/netns").iterdir()}
     found |= {f"interface {path.name}" for path in Path("/sys/class/net").iterdir()}
@@ -326,14 +327,10 @@ def machine_traces() -> set[str]:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found |= {f"mount {line.split()[4]}" for line in mounts}
     kept = kept_by_others()
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                stdout_of = (path / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            is_kept = any(f"dlion-testbed/{name}/" in stdout_of for name in kept)
-            if "dlion-testbed" in stdout_of and not is_kept and not is_anothers(int(path.name)):
+    own = re.compile(rf"dlion-testbed/[a-z]{os.getpid()}/".encode())  # as the tests below name them
+    for path in Path("/proc").glob("[1-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if own.search((path / "cmdline").read_bytes()):
                 found.add(f"process {path.name}")
     others = [r"(netns|cgroup) .*dlion-[0-9]|interface dl[0-9]"]  # of `dlion run`
     for name in kept:
@@ -352,19 +349,6 @@ def kept_by_others() -> list[str]:
             if owner is not None and owner.pid != os.getpid() and owner.alive():
                 found.append(name)
     return found
-
-
-def is_anothers(pid: int) -> bool:
-    """Report whether that process belongs to another session of tests."""
-    while pid > 1 and pid != os.getpid():
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if any(word.rpartition(b"/")[2] == b"pytest" for word in words):
-                return True
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            return True
-    return False
 
 
 @pytest.mark.parametrize(
