@@ -20,7 +20,11 @@ from dlion_api.errors import ProgramError
 from dlion_cli.cluster.connection_flags import connection_flags, given_settings
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.terminal.formatting import printable_lines
-from dlion_cli.terminal.interruption import raise_on_signals, take_interrupt
+from dlion_cli.terminal.interruption import (
+    exit_on_later_signals,
+    raise_on_signals,
+    take_interrupt,
+)
 from dlion_worker.program_traceback import program_traceback
 
 _WITH_VALUE: Final = re.compile(r"(-[A-Za-z])=(.*)", re.DOTALL)
@@ -164,7 +168,10 @@ def _command_defaults(
 def run(arguments: list[str] | None) -> int:
     """Run the command and return its exit code; None: the arguments of this process."""
     try:
-        result = dlion.main(args=arguments, prog_name=_program_name(), standalone_mode=False)
+        try:
+            result = dlion.main(args=arguments, prog_name=_program_name(), standalone_mode=False)
+        finally:
+            exit_on_later_signals()
     except click.ClickException as error:
         error.show()
         if isinstance(error, click.NoSuchOption) and error.option_name in ("-f", "--filename"):

@@ -1,8 +1,9 @@
 """Handles Ctrl-C, SIGTERM and SIGHUP, so that `dlion run` ends within five seconds.
 
 While commands are imported a signal ends the process (`exit_on_signals`), later it raises
-KeyboardInterrupt (`raise_on_signals`), and in a run only the first one does (`interruptible`). Owns
-the signal handlers and the time limit. The local runner ends the processes.
+KeyboardInterrupt (`raise_on_signals`), and in a run only the first one does (`interruptible`). Once
+the command has ended, it ends the process again (`exit_on_later_signals`). Owns the signal handlers
+and the time limit. The local runner ends the processes.
 
 Python drops an exception that is raised in a finalizer or callback, as of an abandoned response
 (`io.IOBase`, without a report). So a command that handles one of `raise_on_signals` calls
@@ -50,6 +51,14 @@ def raise_on_signals() -> None:
         signal.signal(number, _raise_interrupt)
     if given:
         sys.unraisablehook = _report_dropped
+
+
+def exit_on_later_signals() -> None:
+    """From now on the signals of `raise_on_signals` end the process at once: it only tells why it
+    ends. Else do nothing."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is _raise_interrupt:
+            signal.signal(number, _exit_interrupted)
 
 
 def take_interrupt(error: BaseException | None) -> ExitCode:

@@ -6,7 +6,7 @@
 - Output for a closed terminal is dropped without an error. Only after a signal, work over its time
   limit is cancelled, whatever exceptions it catches. The handlers are restored.
 - A signal during the import of a command, or blocked until then, ends it with 130 and a message
-  before it begins.
+  before it begins. So does one while it prints an error, also that of an earlier signal.
 
 Left out: real runs (tests/local/test_interrupts.py).
 """
@@ -162,6 +162,43 @@ def test_a_signal_during_the_import_of_a_command_ends_it_with_a_message(number, 
     code = AT_AN_IMPORT.format(number=int(number))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "dlion: interrupted\n")
+
+
+IN_A_MESSAGE = """
+import signal, sys
+from dlion_cli import command_line
+from dlion_cli.__main__ import main
+
+message_of = command_line.message_of
+
+
+def interrupted(error):
+    signal.raise_signal({number})
+    return message_of(error)
+
+
+def interrupting(*_, **__):
+    signal.raise_signal(signal.SIGINT)
+
+
+command_line.message_of = interrupted
+if {is_second}:
+    from dlion_cli.cluster import client
+    client.choose_context = interrupting
+sys.argv[1:] = ["get", "--kubeconfig", "/nowhere"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("is_second", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_an_error_is_printed_ends_it_with_a_message(
+    number, is_second, default_hangup
+):
+    code = IN_A_MESSAGE.format(number=int(number), is_second=is_second)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    # click ends the line of a Ctrl-C
+    assert (done.returncode, done.stderr.lstrip()) == (130, "dlion: interrupted\n")
 
 
 def test_a_signal_that_was_blocked_at_the_start_ends_the_command(default_hangup):
