@@ -26,11 +26,20 @@ from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.progress import LinkRecord
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.lifecycle.reporting import Reporter
-from dlion_core.links.events import LinkDown, LinkUp, Refused, StateRequest, StateSnapshot
+from dlion_core.links.events import (
+    ExchangeEvent,
+    LinkDown,
+    LinkUp,
+    Refused,
+    StateRequest,
+    StateSnapshot,
+)
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.trainer import waiting_inbox
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.transport import peer_exchange as exchange
 from dlion_worker.transport.peer_exchange import MAX_CALLS_PER_CONNECTION
 from dlion_worker.transport.peer_links import MAX_VIOLATIONS, PeerLink
@@ -88,6 +97,33 @@ def gradient(iteration: int, size: int) -> Message:
 def arrived(worker: Worker) -> Message:
     event: MessageArrived = worker.wait_for(MessageArrived)
     return event.message
+
+
+def test_a_link_that_brings_too_much_before_the_start_is_opened_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is bounded, and the peer is not quarantined: it may be a fast one."""
+    monkeypatch.setattr(waiting_inbox, "MAX_EARLY_BYTES", 1_000_000)
+    a, b = start(A), start(B)
+    inbox = WaitingInbox(b.exchange.send)
+
+    def put(event: ExchangeEvent) -> None:
+        inbox.put(event)
+        b.events.put(event)
+
+    b.exchange._links.emit = put
+    introduce(a, b)
+    for epoch in range(2 * MAX_VIOLATIONS):
+        a.wait_for(LinkUp)
+        for number in range(20):
+            a.exchange.send(TO_B, gradient(1 + 20 * epoch + number, 100_000))
+            came = b.wait_for(object, lambda event: isinstance(event, MessageArrived | LinkDown))
+            if isinstance(came, LinkDown):
+                break
+        inbox.drain()
+        kept = sum(each.message.size_bytes for each in inbox.early_messages)
+        assert kept <= 16 * 100_100
+    assert b.exchange.quarantined() == set()
 
 
 def reported(worker: Worker) -> LinkRecord:

@@ -54,7 +54,7 @@ def raise_on_signals() -> None:
 
 
 def exit_on_later_signals() -> None:
-    """From now on the signals of `raise_on_signals` end the process at once: it only tells why it
+    """From now on the signals of `raise_on_signals` end the process at once: it only reports why it
     ends. Else do nothing."""
     for number in SIGNALS:
         if signal.getsignal(number) is _raise_interrupt:

@@ -254,7 +254,10 @@ class PeerLink:
         return False
 
     def deliver(self, message: Message) -> None:
-        """Pass a complete message to the trainer. Raises: ContractError (there are too many)."""
+        """Pass a complete message to the trainer.
+
+        Raises: ContractError (there are too many); UnavailableError (too early for so much).
+        """
         if self.is_revoked:
             return  # what its stream had received before it was closed
         if not self._message_rate.allows(time.monotonic()):

@@ -158,6 +158,9 @@ class IncomingStream:
             reason, self.refusal = str(error), PeerRefusal.MALFORMED
             link.record_violation(reason)
             return grpc.StatusCode.INVALID_ARGUMENT, reason
+        except UnavailableError as error:
+            reason = str(error)
+            return grpc.StatusCode.UNAVAILABLE, reason
         except grpc.aio.UsageError as error:  # a write during the close
             reason = str(error)
         finally:
