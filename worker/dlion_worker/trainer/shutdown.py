@@ -20,7 +20,7 @@ from dlion_api.spec import Job
 from dlion_core.lifecycle.inbox import StopKind, stop_message
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.links.events import StateRequest
-from dlion_core.policies.claims.samples import max_batch_at
+from dlion_core.policies.claims.samples import max_run_samples
 from dlion_core.policies.interface import Message
 from dlion_worker.trainer.process_times import ProcessPhase, process_age_s
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
@@ -134,7 +134,7 @@ class Shutdown:
         """The samples by which a peer's replica counts: at most every sample of this run."""
         if not self.job.spec.exchange.trains(self.rank):
             return claimed  # a single replica counts, whatever its samples
-        most = max(1, iteration) * max_batch_at(self.job.spec, iteration)
+        most = max_run_samples(self.job.spec, iteration)
         if claimed > most:
             message = (
                 f"worker {peer} claims {claimed:,} samples; counted as {most:,}, all that were"

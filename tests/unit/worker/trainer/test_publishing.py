@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def replica(rank: int, program: TrainingProgram | None = None) -> LocalReplica:
         model = FlatModel(program, input_shape=(8, 8, 1), class_count=10, seed=rank)
     optimizer = FlatOptimizer(job().spec.trainer.optimizer, model.layout.size)
     mine = LocalReplica(job(), Rank(rank), model, optimizer)
-    mine.samples = SAMPLES[rank]
+    mine.samples, mine.iteration = SAMPLES[rank], 10
     return mine
 
 
@@ -263,6 +264,23 @@ def test_a_peer_without_a_usable_state_is_left_out_and_named(
     assert len(named) == 1
     assert "without worker 1" in named[0]
     assert words in named[0]
+
+
+def test_a_peer_counts_by_no_more_samples_than_the_run_has(
+    peers: list[Peer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would take the whole weight of the mean."""
+    most = 10 * job().spec.batching.global_batch_size.initial
+    honest = peers[1].replica.snapshot_for(WEIGHTS)
+    peers[1].give = lambda: replace(honest, samples=2**62)
+    peers[1].replica.samples = most
+    expected_D = averaged([peer.replica for peer in peers])
+    y = answers(peers[0].replica.model, expected_D)
+    published = Published(peers[0], tmp_path, y=y)
+    with caplog.at_level(logging.WARNING):
+        published.publisher.publish()
+    np.testing.assert_allclose(published.weights(), expected_D, rtol=1e-6, atol=1e-7)
+    assert f"counted as {most}" in caplog.text
 
 
 def test_a_peer_that_is_gone_is_left_out(peers: list[Peer], tmp_path: Path) -> None:

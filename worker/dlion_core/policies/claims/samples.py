@@ -35,6 +35,11 @@ def max_batch_at(spec: Spec, iteration: int) -> int:
     return _grown(growth, iteration // growth.every_steps + EARLY_ADJUSTMENTS)
 
 
+def max_run_samples(spec: Spec, iteration: int) -> int:
+    """Return the most samples that all workers together can have made until that iteration."""
+    return max(1, iteration) * max_batch_at(spec, iteration)
+
+
 @lru_cache(maxsize=64)  # one entry for each adjustment: messages of an iteration ask for the same
 def _grown(growth: GlobalBatchSize, adjustments: int) -> int:
     increment = growth.increment or growth.initial

@@ -19,6 +19,7 @@ from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_core.links.events import StateRequest
+from dlion_core.policies.claims.samples import max_run_samples
 from dlion_worker.trainer.background.dataset_watcher import EventSink
 from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.replica import LocalReplica
@@ -111,10 +112,9 @@ class Publisher:
 
     def _gather(self, peers: list[Rank]) -> list[CollectedReplica]:
         """Return this replica, then those of the reachable peers."""
-        state = self._replica.state()
-        replicas = [
-            CollectedReplica(self._rank, state, self._replica.samples, self._replica.iteration)
-        ]
+        state, iteration = self._replica.state(), self._replica.iteration
+        replicas = [CollectedReplica(self._rank, state, self._replica.samples, iteration)]
+        most = max_run_samples(self._job.spec, iteration)  # of all samples of this run, at most
         for peer in peers:
             self._check_open()
             try:
@@ -123,7 +123,11 @@ class Publisher:
             except (UnavailableError, ContractError) as error:
                 _LOG.warning("published without worker %d: %s", peer, error)
                 continue
-            replicas.append(CollectedReplica(peer, theirs, snapshot.samples, snapshot.iteration))
+            samples = snapshot.samples
+            if samples > most and self._job.spec.exchange.trains(self._rank):
+                _LOG.warning("worker %d claims %d samples; counted as %d", peer, samples, most)
+                samples = most
+            replicas.append(CollectedReplica(peer, theirs, samples, snapshot.iteration))
         return replicas
 
     def _publish(self, replicas: list[CollectedReplica]) -> None:
