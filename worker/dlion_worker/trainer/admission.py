@@ -27,6 +27,7 @@ from dlion_core.policies.interface import SendMessage
 from dlion_worker.trainer.loop import TrainerComponents
 from dlion_worker.trainer.signal_handler import Interrupted
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.snapshot import OtherProgramError
 from dlion_worker.transport import PeerExchange
 
 _LOG = logging.getLogger(__name__)
@@ -97,8 +98,10 @@ def join_run(
     Also returns when the run is over; `inbox.stop_reason` is then set. `on_wait` is called
     repeatedly meanwhile, with the last finished iteration. `check` raises ContractError for a state
     that cannot be adopted: it counts against the peer that gave it. Raises: Interrupted when this
-    worker is asked to stop.
+    worker is asked to stop; OtherProgramError if the states of all peers that were asked have
+    another length, as this worker's program is then the one that differs.
     """
+    misfits: list[OtherProgramError | None] = []
     while True:
         instructions: deque[AdmissionInstruction] = deque(admission.advance(time.monotonic()))
         while instructions:
@@ -110,8 +113,14 @@ def join_run(
                 case SendMessage(peer, message):
                     exchange.send(peer, message)
                 case PullState() as pull:
-                    state = _pull(exchange, pull, check)
-                    instructions += admission.pulled(state, time.monotonic())
+                    state, misfit = _pull(exchange, pull, check)
+                    misfits.append(misfit)
+                    following = admission.pulled(state, time.monotonic())
+                    if not any(isinstance(each, PullState) for each in following):
+                        if misfit is not None and None not in misfits:
+                            raise misfit
+                        misfits.clear()
+                    instructions += following
         if (reason := stopped()) is not None:
             raise Interrupted(reason)
         on_wait(inbox.iteration)
@@ -120,18 +129,22 @@ def join_run(
 
 def _pull(
     exchange: PeerExchange, pull: PullState, check: Callable[[StateSnapshot], None]
-) -> StateSnapshot | None:
+) -> tuple[StateSnapshot | None, OtherProgramError | None]:
+    """Return the peer's state, or None and why it does not fit where either may be wrong."""
     try:
         snapshot = exchange.pull_state(pull.peer, pull.wanted)
     except (UnavailableError, ContractError) as error:
         _LOG.warning("worker %d gave no state: %s", pull.peer, error)
-        return None
+        return None, None
     try:
         check(snapshot)
+    except OtherProgramError as error:
+        _LOG.warning("worker %d: %s", pull.peer, error)
+        return None, error
     except ContractError as error:
         exchange.record_violation(pull.peer, f"{error}")
-        return None
-    return snapshot
+        return None, None
+    return snapshot, None
 
 
 @dataclass

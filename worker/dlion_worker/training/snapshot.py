@@ -45,6 +45,10 @@ class TrainingState:
     optimizer_M: Flat
 
 
+class OtherProgramError(ContractError):
+    """A peer's state has another length than this worker's."""
+
+
 def pack(state: TrainingState, *, weights_only: bool) -> bytes:
     """Little-endian float32: weights, model state, and (unless `weights_only`) optimizer state."""
     parts = [state.weights_D, state.model_state_S]
@@ -56,7 +60,7 @@ def pack(state: TrainingState, *, weights_only: bool) -> bytes:
 def unpack(payload: bytes, like: TrainingState, *, weights_only: bool) -> TrainingState:
     """Decode a state with the sizes of `like`.
 
-    Raises: ContractError where the length differs or a value is not finite.
+    Raises: OtherProgramError where the length differs; ContractError where a value is not finite.
     """
     sizes = [like.weights_D.size, like.model_state_S.size]
     sizes.append(0 if weights_only else like.optimizer_M.size)
@@ -65,7 +69,7 @@ def unpack(payload: bytes, like: TrainingState, *, weights_only: bool) -> Traini
             f"a peer's state has {len(payload)} bytes, this model's has {4 * sum(sizes)}: "
             "the two workers run different programs"
         )
-        raise ContractError(msg)
+        raise OtherProgramError(msg)
     values = np.frombuffer(payload, dtype="<f4").astype(np.float32)
     if not np.isfinite(values).all():
         raise ContractError("a peer's state has values that are not finite; it is not adopted")

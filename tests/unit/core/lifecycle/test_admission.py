@@ -13,6 +13,7 @@ Left out: real loops, other orders of loss and return (`test_loop_cluster.py`).
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,11 +26,12 @@ from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.admission import REPORT_WAIT_S, Admission, KeepOwnState
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.join_barrier import JoinRole
-from dlion_core.links.events import LinkDown, LinkUp, StateSnapshot
+from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_core.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
 from dlion_worker.trainer.admission import join_run
 from dlion_worker.trainer.signal_handler import Interrupted
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.snapshot import OtherProgramError
 from loop_cluster import synchronous_job
 
 if TYPE_CHECKING:
@@ -111,30 +113,56 @@ def test_a_peer_with_the_state_of_the_vanished_worker_is_joined() -> None:
     assert sent[-1] == (OTHER, join_barrier.join_request(12 + join_barrier.FIRST_MARGIN))
 
 
+@dataclass
+class Donors:
+    """An exchange with two peers that have a state, of which `check` refuses some."""
+
+    errors: dict[Rank, ContractError]
+    violations: list[tuple[Rank, str]] = field(default_factory=list)
+
+    def send(self, *_: object) -> None:
+        """Join messages matter to the peers alone."""
+
+    def pull_state(self, peer: Rank, _: StateRequest) -> StateSnapshot:
+        return StateSnapshot(7, 1, peer.to_bytes())
+
+    def record_violation(self, peer: Rank, text: str) -> None:
+        self.violations.append((peer, text))
+
+    def check(self, snapshot: StateSnapshot) -> None:
+        if (error := self.errors.get(Rank(int.from_bytes(snapshot.payload)))) is not None:
+            raise error
+
+    def join(self) -> StateSnapshot | None:
+        inbox = WaitingInbox(lambda peer, message, epoch: None)
+        for peer in (ONLY, OTHER):
+            has_state = MessageArrived(peer, join_barrier.join_answer(0, done=7, role=JoinRole.OUT))
+            for arrival in (LinkUp(peer, 1, 7), has_state):
+                inbox.put(arrival)
+        job = synchronous_job(3, 100)
+        admission = Admission(job, OWN, inbox, membership=lambda: None, now_s=0.0, state_bytes=8)
+        return join_run(admission, cast("Any", self), inbox, lambda: None, check=self.check)
+
+
 def test_another_peer_is_asked_for_a_state_that_can_be_adopted() -> None:
     """Its restart would end in the same way, as it asks the same peer first."""
-    inbox, refused = WaitingInbox(lambda peer, message, epoch: None), []
-    for peer in (ONLY, OTHER):
-        has_state = MessageArrived(peer, join_barrier.join_answer(0, done=7, role=JoinRole.OUT))
-        for arrival in (LinkUp(peer, 1, 7), has_state):
-            inbox.put(arrival)
-    admission = Admission(
-        synchronous_job(3, 100), OWN, inbox, membership=lambda: None, now_s=0.0, state_bytes=8
-    )
-    states = {peer: StateSnapshot(7, 1, peer.to_bytes()) for peer in (ONLY, OTHER)}
-    exchange = SimpleNamespace(
-        send=lambda *_: None,
-        pull_state=lambda peer, _: states[peer],
-        record_violation=lambda *what: refused.append(what),
-    )
+    donors = Donors({ONLY: ContractError("values that are not finite")})
+    assert donors.join() == StateSnapshot(7, 1, OTHER.to_bytes())
+    assert donors.violations == [(ONLY, "values that are not finite")]
 
-    def check(snapshot: StateSnapshot) -> None:
-        if snapshot is states[ONLY]:
-            raise ContractError("values that are not finite")
 
-    snapshot = join_run(admission, cast("Any", exchange), inbox, lambda: None, check=check)
-    assert snapshot is states[OTHER]
-    assert refused == [(ONLY, "values that are not finite")]
+def test_a_state_of_another_length_counts_against_no_peer() -> None:
+    donors = Donors({ONLY: OtherProgramError("another length")})
+    assert donors.join() == StateSnapshot(7, 1, OTHER.to_bytes())
+    assert donors.violations == []
+
+
+def test_a_worker_whose_program_differs_from_all_others_ends() -> None:
+    """It would have its honest peers quarantined, and wait without end."""
+    donors = Donors(dict.fromkeys((ONLY, OTHER), OtherProgramError("another length")))
+    with pytest.raises(OtherProgramError):
+        donors.join()
+    assert donors.violations == []
 
 
 def trains(peer: Rank) -> MessageArrived:
