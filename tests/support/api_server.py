@@ -98,9 +98,13 @@ class Jobs:
         body = None if method == "GET" else json.dumps(manifest)
         headers = {"Content-Type": "application/json"}
         headers |= {"Impersonate-User": user} if user else {}
-        self.connection.request(method, url, body, headers)
-        response = self.connection.getresponse()
-        text = response.read()
+        try:
+            self.connection.request(method, url, body, headers)
+            response = self.connection.getresponse()
+            text = response.read()
+        except BaseException:  # also a test's time limit: the next request opens it again
+            self.connection.close()
+            raise
         is_json = response.getheader("Content-Type", "").startswith("application/json")
         # The API server answers with plain text for a path that it does not know yet.
         document = json.loads(text) if is_json else {"message": text.decode().strip()}
