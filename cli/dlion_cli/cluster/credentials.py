@@ -117,9 +117,14 @@ class _CredentialPlugin:
         """The credentials for the next request. Raises: as `credentials_of`."""
         is_expired = self._expires is not None and datetime.now(UTC) > self._expires
         if self._printed is None or is_expired:
-            with _client_errors():
-                status = self._program.run()
-            self._printed = self._read(status)
+            try:
+                with _client_errors():
+                    status = self._program.run()
+                self._printed = self._read(status)
+            except (AttributeError, TypeError) as error:
+                # So the client fails for a plugin that fails at a terminal, where its words are
+                # seen, and for an answer of another form.
+                raise ValueError("exec: the plugin failed or printed no credentials") from error
             expires = status.get("expirationTimestamp")
             self._expires = datetime.fromisoformat(expires) if expires else None
         return self._printed

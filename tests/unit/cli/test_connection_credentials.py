@@ -6,8 +6,9 @@
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 - A server gets the user's certificate, password or token; without them, what a plugin prints. A
   token's file is read again and comes before another token. A pod uses its service account.
-- A plugin renews its token once for all threads; if it fails, its words are the error. It renews
-  an expired certificate within one command, which stays in no file.
+- A plugin renews its token once for all threads; if it fails, its words are the error, or stand
+  before it at a terminal. It renews an expired certificate within one command, which stays in no
+  file.
 - A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
   environment. That of the environment serves no address of this machine.
 - Of credentials and authorities that are given twice, none is chosen: as for kubectl, it is an
@@ -22,6 +23,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import socket
 import sys
 import tempfile
@@ -332,6 +334,29 @@ def test_a_plugin_provides_the_token(
         assert main(["get", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
         assert "Kubernetes client for Python is missing" in capsys.readouterr().err
     assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {SECRET}"]
+
+
+@pytest.mark.parametrize("line", ["echo 'log in first' >&2; exit 3", "echo 7", "echo '{answer}'"])
+def test_a_plugin_without_credentials_is_named_at_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    near, far = os.openpty()
+    answer = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": None})
+    line = line.replace("{answer}", answer)
+    command = {"apiVersion": VERSION, "command": "sh", "args": ["-c", line]}
+    server = Server({}, user={"exec": command})
+    with (
+        served(tmp_path / "config", {"here": server}) as file,
+        os.fdopen(near, "rb", buffering=0) as screen,
+        os.fdopen(far, "w") as terminal,
+    ):
+        for name in ("stdin", "stdout", "stderr"):
+            monkeypatch.setattr(sys, name, terminal)
+        with pytest.raises(DataError, match="exec: the plugin failed or printed no credentials"):
+            connect(ConnectionSettings(kubeconfig=file))
+        if "log in" in line:
+            assert b"log in first" in screen.read(100)
+        monkeypatch.undo()
 
 
 def test_credentials_are_renewed_once_for_all_threads(
