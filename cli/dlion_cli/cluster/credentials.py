@@ -122,8 +122,8 @@ class _CredentialPlugin:
                     status = self._program.run()
                 self._printed = self._read(status)
             except (AttributeError, TypeError) as error:
-                # So the client fails for a plugin that fails at a terminal, where its words are
-                # seen, and for an answer of another form.
+                # So the client fails for a plugin that fails at a terminal, where its words
+                # appear, and for an answer of another form.
                 raise ValueError("exec: the plugin failed or printed no credentials") from error
             expires = status.get("expirationTimestamp")
             self._expires = datetime.fromisoformat(expires) if expires else None
