@@ -20,6 +20,7 @@ from dlion_api.errors import DLionError
 from gitops.argo_cd import APPLICATIONS
 from gitops.judge import VERDICTS
 from testbed import binaries, removal
+from testbed.image_store import image_store
 from testbed.project_images import Target, build_images
 from testbed.requirements import missing
 from testbed.sites import DEFAULT_NAME, Testbed, remove_orphans
@@ -114,12 +115,18 @@ def load_image(name: str, archive: Path, sites: tuple[str, ...]) -> None:
 @click.option("--load", is_flag=True, help="Also import them on every node.")
 @click.pass_obj
 def build_project_images(name: str, targets: tuple[str, ...], load: bool) -> None:
-    """Build the project's images from its present Dockerfile; print their names in pods."""
-    for image in build_images([Target(target) for target in targets] or list(Target)):
+    """Build the project's images from its present Dockerfile; print their names in pods.
+
+    All three are also unpacked for the nodes of test sites.
+    """
+    images = build_images([Target(target) for target in targets] or list(Target))
+    for image in images:
         megabytes = image.unpacked_bytes / 1e6
         click.echo(f"{image.reference}  {megabytes:.0f} MB  {image.archive}")
         if load:
             Testbed.load(name).load_image(image.archive)
+    if not targets:
+        image_store(images)  # here, as it can take longer than a test may
 
 
 @main.command()
