@@ -347,6 +347,9 @@ def operated_site(
     yield kubectl
     account = f"system:serviceaccount:{SYSTEM}:dlion-operator"
     denied = refused(requests_of(account, site.control_plane.audit_log))
+    # `helm uninstall` deletes the rights without waiting for the pod, which may still ask for more.
+    system = replace(kubectl, namespace=SYSTEM)
+    system.run("delete", "deployment/dlion-operator", "--cascade=foreground")
     helm.run("uninstall", "dlion", "--namespace", SYSTEM, "--wait")
     assert denied == [], "the operator made requests that the chart does not grant"
 
