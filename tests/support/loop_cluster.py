@@ -358,7 +358,7 @@ class Node:
 
     def _rejoin(self) -> None:
         """Rejoin as `Worker` does."""
-        before, self.machine = self.machine, self.machine.restarted()
+        policies, self.machine = self.checkpointer.policies(), self.machine.restarted()
         self.loop.reset(self.machine)
         self.inbox.reset(self.progress.iteration)
         self._network.renew(self)
@@ -368,7 +368,7 @@ class Node:
             snapshot = self._enter(is_rejoin=True)
         self.is_on_the_way_back = False
         if snapshot is None:
-            self.machine.restore(before.state())
+            self.machine.restore(policies)
 
     def _train(self) -> None:
         nothing = lambda *_, **__: None  # noqa: E731

@@ -306,7 +306,7 @@ class Worker:
 
         Policies keep their state only with the worker's own weights; permanent state always.
         """
-        before, self._machine = self._machine, self._machine.restarted()
+        policies, self._machine = self._saving.checkpointer.policies(), self._machine.restarted()
         self._loop.reset(self._machine)
         self._inbox.reset(self._progress.iteration)
         self._exchange.reset_links("rejoins: others trained meanwhile")
@@ -314,7 +314,7 @@ class Worker:
         with suppress(Interrupted):  # the loop reads the reason
             snapshot = self._join_run(is_rejoin=True)
         if snapshot is None:
-            self._machine.restore(before.state())
+            self._machine.restore(policies)
 
     def _stopped(self) -> str | None:
         if (failure := self._coordination.failure()) is not None:

@@ -81,6 +81,10 @@ class Checkpointer:
             self._undone = self._current()
             self.progress.take(_progress(self._before))
 
+    def policies(self) -> Values:
+        """Return the policies' state, without an unfinished or undone step."""
+        return _unprefixed("policies", self._before or self._current())
+
     def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin: no step is in progress, and `machine` replaces the policies."""
         self._before, self._undone, self._after = {}, {}, {}

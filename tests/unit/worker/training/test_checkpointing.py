@@ -235,6 +235,29 @@ def test_an_unfinished_step_is_not_in_the_residual(
 
 
 @pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
+def test_a_worker_that_rejoins_with_its_own_weights_repeats_the_undone_step(
+    tmp_path: Path, exchange: dict[str, Any]
+) -> None:
+    """Its policies are as before that step; so is the checkpoint that it saves at the end."""
+    worker = Worker(tmp_path, codec="float16", **exchange)
+    worker.sent(value=ODD)
+    worker.hear(1)
+    worker.checkpointer.end_step()
+    sent_D = worker.sent(value=ODD)
+    worker.checkpointer.undo_step()
+    machine = worker.machine.restarted()
+    policies = worker.checkpointer.policies()
+    worker.checkpointer.reset(machine)
+    machine.restore(policies)
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False, codec="float16", **exchange)
+    assert again.checkpointer.load()
+    assert again.machine.next_iteration() == again.progress.iteration + 1 == 2
+    again.machine.handle(MemberJoined(Rank(1)))
+    assert np.array_equal(again.sent(value=ODD), sent_D)
+
+
+@pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
 def test_the_residual_of_a_step_with_an_update_by_a_peer_is_sent_later(
     tmp_path: Path, exchange: dict[str, Any]
 ) -> None:
