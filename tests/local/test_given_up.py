@@ -3,9 +3,10 @@
 A run that takes longer than `activeDeadlineSeconds` ends with its exit code and keeps its models.
 If an environment fails or an auxiliary process cannot be kept running, the run ends. The reason is
 on the terminal, in the events and in the summary. A suspended job does not run. After
-`startDeadlineSeconds` a worker begins without one that is missing.
+`startDeadlineSeconds` a worker begins without one that is missing. If a worker fails for good under
+`failurePolicy: Fail`, the others get a limited time to end.
 
-Left out: workers that end for good (test_bad_input, test_kill_and_rejoin).
+Left out: other failures of workers (test_bad_input, test_kill_and_rejoin).
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
-from local_run import LocalRun, blobs, command_line, job_document
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.spec import load_job
+from dlion_cli.local_runs.local_coordinator import LocalCoordinator
+from dlion_environments.plan import unlimited_plan
+from dlion_local.runner import runner
+from dlion_local.runner.outcome import RunOutcome
+from local_run import LONG_S, LocalRun, blobs, command_line, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -127,3 +137,44 @@ def test_after_the_start_deadline_a_worker_begins_without_the_others(tmp_path: P
         (started,) = run.events("TrainingStarted", 0)
         assert started.time_s - ready.time_s >= 1.5
         run.end(signal.SIGINT)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_a_failed_worker_ends_waits_for_no_other_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 1 still loads its data when worker 0, which trains without it, is killed for good."""
+    monkeypatch.setattr(runner, "FINISH_TIMEOUT_S", 1.0)
+    trainer = {
+        "program": blobs(tmp_path, more=ONE_IS_LATE.replace("60", "1_000_000")),
+        "stop": {"maxSteps": 1_000_000},
+    }
+    job = load_job(job_document(2, trainer=trainer, startDeadlineSeconds=1, failurePolicy="Fail"))
+    records: list[ProgressRecord] = []
+    outcomes: list[RunOutcome] = []
+    coordinator = LocalCoordinator(job, lambda record: run.record(record))
+    run = runner.LocalRunner(
+        job=job, plan=unlimited_plan(job.workers()), coordinator=coordinator,
+        results_dir=tmp_path, data_root=tmp_path, on_record=records.append, privileged=False,
+    )  # fmt: skip
+    running = threading.Thread(target=lambda: outcomes.append(run.run()), daemon=True)
+    running.start()
+    wait_until(lambda: "TrainingStarted" in reasons(records))
+    run._group.kill("worker-0")
+    running.join(LONG_S)
+    coordinator.close()
+    (outcome,) = outcomes
+    assert outcome.exit_code is not ExitCode.OK
+    assert list(outcome.failed) == [Rank(0)]
+    assert outcome.problems == ("workers 1 had not finished 1 s later",)
+
+
+def reasons(records: list[ProgressRecord]) -> list[str]:
+    return [record.reason for record in list(records) if isinstance(record, EventRecord)]
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LONG_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

@@ -295,12 +295,14 @@ class LocalRunner:
             )
 
     def _give_up(self, code: ExitCode, problem: str) -> None:
-        if self._fatal is not None:
-            return
+        if self._fatal is None:
+            self._problems.append(problem)
+            self._end_early(code, problem)
+
+    def _end_early(self, code: ExitCode, reason: str) -> None:
         self._fatal = code
-        self._problems.append(problem)
         self._finish_by_s = time.monotonic() + FINISH_TIMEOUT_S
-        self.coordinator.request_stop(problem)
+        self.coordinator.request_stop(reason)
 
     def _quarantine(self, rank: Rank) -> None:
         """End a worker that the coordinator no longer accepts: it would wait for a certificate."""
@@ -324,8 +326,7 @@ class LocalRunner:
         self._warn(rank, EventReason.WORKER_FAILED, message)
         self.coordinator.lost(rank)
         if self._fatal is None and (reason := rule or self._stop_cause()):
-            self._fatal = failure.code
-            self.coordinator.request_stop(f"worker {rank} has failed, and {reason}")
+            self._end_early(failure.code, f"worker {rank} has failed, and {reason}")
 
     def _stop_cause(self) -> str:
         """Why the run cannot continue without the failed workers; empty if it can."""
