@@ -6,7 +6,9 @@ records.
 """
 
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dlion_api.errors import ContractError
@@ -51,6 +53,9 @@ class SharedEvaluator:
         if self.folder is None:
             return
         self.folder.mkdir(exist_ok=True)
+        self.poll()
+        with suppress(FileNotFoundError):  # no earlier process
+            os.truncate(self.folder / RECORDS_FILE, self._read_bytes)  # its partial line
         arguments = ["--config", config_path, "--snapshots", str(self.folder)]
         group.fork(NAME, "dlion_worker.evaluator", arguments)
 
@@ -65,7 +70,7 @@ class SharedEvaluator:
         for line in whole.splitlines():
             try:
                 record = record_from_json(line)
-            except ContractError as error:  # partial line of a killed evaluator
+            except ContractError as error:
                 log.warning("ignoring a record of the evaluator: %s", error)
                 continue
             self._take(record)
