@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.coordination import request_certificate
-from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,5 +88,4 @@ class KeeperCertificate:
         return due_s if self._tls_mode == "Managed" else min(due_s, NAMED_RENEWAL_S)
 
     def _due_s(self) -> float:
-        _, chain_pem = self.credentials.key_and_chain()
-        return max(MIN_RENEWAL_S, renewal_due_s(chain_pem))
+        return max(MIN_RENEWAL_S, self.credentials.renewal_due_s())

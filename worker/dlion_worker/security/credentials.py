@@ -7,6 +7,7 @@ the certificate.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,8 +30,8 @@ MAX_CERTIFICATE_BYTES = 16384
 GRACE_FRACTION = 1 / 10
 """Fraction of a certificate's lifetime for which a connection may outlast it."""
 
-EARLY_RENEWAL_S = 60.0
-"""Delay of another request while the certificate is not valid yet."""
+EARLY_RENEWAL_S, MAX_EARLY_RENEWAL_S = 60.0, 3600.0
+"""First and longest delay of another request while the certificate is not valid yet."""
 
 
 class UnknownAuthorityError(UnavailableError):
@@ -99,17 +100,44 @@ class WorkerCredentials:
     """Authenticates this worker's checkpoints; empty: nothing does."""
     _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _stores: dict[SiteName, Store] = field(default_factory=dict, repr=False, compare=False)
+    _early_renewals: int = field(default=0, repr=False, compare=False)
+    """The last renewals in a row that gave a certificate that was not valid yet."""
 
     @classmethod
     def insecure(cls) -> WorkerCredentials:
         """No encryption and no verification of identity, as the manifest asks."""
         return cls(None, b"", {})
 
-    def renew(self, key: WorkerKey, certificate_chain_pem: bytes) -> None:
+    def renew(
+        self, key: WorkerKey, certificate_chain_pem: bytes, *, now: datetime | None = None
+    ) -> None:
         """Use that certificate and its key from the next handshake on."""
+        begins = x509.load_pem_x509_certificates(certificate_chain_pem)[0].not_valid_before_utc
+        is_early = begins > (now or datetime.now(UTC))
         with self._renewing:
             self.key, self.certificate_chain_pem = key, certificate_chain_pem
             self.renewals += 1
+            self._early_renewals = self._early_renewals + 1 if is_early else 0
+
+    def renewal_due_s(self, *, now: datetime | None = None) -> float:
+        """Seconds until the certificate should be renewed, at least 0; without TLS never.
+
+        Pass `now` (wall clock) for one signed some time ago; None: it was signed just now, and its
+        age is not read from a clock. One that is not valid yet is due soon: its signer's clock may
+        be fast, and peers refuse it. Where this worker's clock is slow, renewals do not help.
+        """
+        if self.key is None:
+            return math.inf
+        certificate = x509.load_pem_x509_certificates(self.key_and_chain()[1])[0]
+        begins = certificate.not_valid_before_utc
+        after = renewal_after(begins, certificate.not_valid_after_utc)
+        if begins > (now or datetime.now(UTC)):
+            delay_s = min(MAX_EARLY_RENEWAL_S, EARLY_RENEWAL_S * 2.0**self._early_renewals)
+            return min(after.total_seconds(), delay_s)
+        age = (
+            timedelta(0) if now is None else max(timedelta(0), now - begins - CLOCK_SKEW_ALLOWANCE)
+        )
+        return max(0.0, (after - age).total_seconds())
 
     def trust(self, site_bundles_pem: Mapping[SiteName, bytes]) -> bool:
         """Use these authorities from the next handshake on; return whether they changed."""
@@ -301,19 +329,3 @@ class PeerCertificate:
 
 def _bad_certificate(message: str) -> CallerError:
     return CallerError(PeerRefusal.BAD_CERTIFICATE, message)
-
-
-def renewal_due_s(chain_pem: bytes, *, now: datetime | None = None) -> float:
-    """Seconds until a certificate should be renewed, at least 0.
-
-    Pass `now` (wall clock) for a certificate signed some time ago; None: it was signed just now,
-    and its age is not read from a clock. One that is not valid yet is due soon: its signer's clock
-    was fast, and peers refuse it.
-    """
-    certificate = x509.load_pem_x509_certificates(chain_pem)[0]
-    begins = certificate.not_valid_before_utc
-    if begins > (now or datetime.now(UTC)):
-        return EARLY_RENEWAL_S
-    after = renewal_after(begins, certificate.not_valid_after_utc)
-    age = timedelta(0) if now is None else max(timedelta(0), now - begins - CLOCK_SKEW_ALLOWANCE)
-    return max(0.0, (after - age).total_seconds())

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -36,7 +35,7 @@ from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.metrics_server import MetricsServer, serve_metrics
-from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.sidecar.demand_prediction import DemandPrediction
 from dlion_worker.sidecar.heat_budget import HeatBudget
 from dlion_worker.sidecar.link_connections import LinkConnections
@@ -229,10 +228,7 @@ class SidecarProcess:
                 # A fingerprint that was current before is not a change: the trainer may lag behind
                 # or be ahead.
                 current = {"", trust_fingerprint(credentials.site_bundles_pem), self._trust}
-                due_s = math.inf
-                if credentials.enabled:  # signed just now
-                    due_s = renewal_due_s(credentials.key_and_chain()[1])
-                await self._probe_until(stopped, due_s, current)
+                await self._probe_until(stopped, credentials.renewal_due_s(), current)
                 if (renewed := await self._signed(stopped)) is not None:
                     key, signed = renewed
                     credentials.trust(signed.site_bundles_pem)

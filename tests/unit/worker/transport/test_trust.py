@@ -27,7 +27,6 @@ from dlion_worker.security.credentials import (
     UnknownAuthorityError,
     WorkerCredentials,
     WorkerKey,
-    renewal_due_s,
 )
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
@@ -134,11 +133,25 @@ def test_a_certificate_is_replaced_at_half_of_its_life(
     life: timedelta, signed_before: timedelta | None, due: timedelta
 ) -> None:
     signed = datetime(2026, 1, 1, tzinfo=UTC)
-    chain = CertificateAuthority(A, life=life, now=signed).sign(
-        WorkerKey().csr_pem(), HERE, JOB, now=signed
-    )
+    authority, key = CertificateAuthority(A, life=life, now=signed), WorkerKey()
+    chain = authority.sign(key.csr_pem(), HERE, JOB, now=signed)
     now = None if signed_before is None else signed + signed_before
-    assert renewal_due_s(chain, now=now) == due.total_seconds()
+    mine = WorkerCredentials(key, chain, {A: authority.bundle_pem})
+    assert mine.renewal_due_s(now=now) == due.total_seconds()
+
+
+def test_a_worker_with_a_slow_clock_seldom_renews() -> None:
+    """All its certificates begin in its future, although peers accept them."""
+    signed = datetime(2026, 1, 1, tzinfo=UTC)
+    slow, life = signed - timedelta(minutes=15), timedelta(hours=24)
+    authority, key = CertificateAuthority(A, life=life, now=signed), WorkerKey()
+    chain = authority.sign(key.csr_pem(), HERE, JOB, now=signed)
+    mine = WorkerCredentials(key, chain, {A: authority.bundle_pem})
+    minutes = [mine.renewal_due_s(now=slow) / 60]
+    for now in (*[slow] * 6, signed, slow):
+        mine.renew(key, chain, now=now)
+        minutes.append(mine.renewal_due_s(now=now) / 60)
+    assert minutes == [1, 2, 4, 8, 16, 32, 60, 720, 2]
 
 
 def test_a_worker_without_tls_ignores_bundles() -> None:

@@ -24,7 +24,7 @@ from dlion_worker.security.credential_store import (
     store_checkpoint_key,
     store_credentials,
 )
-from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.trainer.background.dataset_watcher import EventSink
 from dlion_worker.trainer.signal_handler import Interrupted
 
@@ -138,15 +138,14 @@ class CertificateRenewer:
             _LOG.warning("new certificate or bundles are not stored on disk: %s", error)
 
     def _run(self) -> None:
-        _, chain_pem = self._credentials.key_and_chain()
-        wait_s = _with_jitter(renewal_due_s(chain_pem, now=datetime.now(UTC)))
+        wait_s = _with_jitter(self._credentials.renewal_due_s(now=datetime.now(UTC)))
         while not self._ended.wait(wait_s):
             wait_s = self._renew()
 
     def _renew(self) -> float:
         """Obtain a new certificate and use it everywhere; return seconds until the next attempt."""
         key = WorkerKey()
-        due_s = renewal_due_s(self._credentials.key_and_chain()[1])
+        due_s = self._credentials.renewal_due_s()
         try:
             # Reported again after each failed wait; the coordinator may be unavailable.
             signed = self._coordination.sign(
@@ -166,7 +165,7 @@ class CertificateRenewer:
             _LOG.warning("the connection to the coordinator keeps the old certificate: %s", error)
         message = f"renewal {self._credentials.renewals}: connections are remade with it"
         self._report(EventReason.CERTIFICATE_RENEWED, message)
-        return _with_jitter(renewal_due_s(signed.chain_pem))
+        return _with_jitter(self._credentials.renewal_due_s())
 
 
 def _with_jitter(seconds: float) -> float:
