@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -321,8 +321,12 @@ class SidecarProcess:
     ) -> None:
         """Probe idle links one at a time, until stopped, time is up, or the bundles changed."""
         end_s, ending = time.monotonic() + seconds, asyncio.create_task(stopped.wait())
-        while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
-            probing = asyncio.create_task(self._probe_due())
+
+        def may_probe() -> bool:
+            return time.monotonic() < end_s and self._trust in current
+
+        while not stopped.is_set() and may_probe():
+            probing = asyncio.create_task(self._probe_due(may_probe))
             await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
             if stopped.is_set():  # the end of a pod does not wait for a peer that hangs
                 probing.cancel()
@@ -333,9 +337,9 @@ class SidecarProcess:
             await asyncio.wait({ending}, timeout=PROBE_TICK_S)
         ending.cancel()
 
-    async def _probe_due(self) -> None:
+    async def _probe_due(self, may_probe: Callable[[], bool]) -> None:
         for _ in self._controller.peers:  # one that hangs is due again after its timeout
-            if not await self._probe_one():
+            if not (may_probe() and await self._probe_one()):
                 break
 
     async def _probe_one(self) -> bool:

@@ -1,7 +1,8 @@
 """Tests of rounds of probes in a sidecar's own loop.
 
 A probe may take longer than the interval of its link. It then delays neither the sidecar's
-regrouping nor its end, also if it never ends.
+regrouping nor its end, also if it never ends. New bundles do not wait for the probes of other
+peers.
 
 The sidecar and its controller are real; the caller is a peer that hangs.
 
@@ -48,16 +49,16 @@ class Hanging:
         """There is no peer to notify."""
 
 
-def sidecar_of_two(tmp_path: Path, caller: Hanging) -> SidecarProcess:
-    """The sidecar of the first of two workers, which calls the other by that caller."""
-    document = job_document(2, exchange={"policy": "full", "topology": "clustered"})
+def sidecar_of(tmp_path: Path, caller: Hanging, workers: int = 2) -> SidecarProcess:
+    """The sidecar of the first of these workers, which calls the others by that caller."""
+    document = job_document(workers, exchange={"policy": "full", "topology": "clustered"})
     job, here = load_job(document), str(tmp_path)
     config = WorkerConfig(
         document, Rank(0), "", "", "", here, f"{here}/s.sock", "127.0.0.1", "127.0.0.1", here, here
     )
     sidecar = SidecarProcess(config, job, metrics_host="127.0.0.1", metrics_port=0)
     found = tuple(Member(one, 1, MemberState.READY, "h:1", "h:2") for one in job.workers())
-    sidecar._controller.handle(Peers(Membership(1, job.key, 2, found), 100), 0.0)
+    sidecar._controller.handle(Peers(Membership(1, job.key, workers, found), 100), 0.0)
     sidecar._caller = cast("Any", caller)
     return sidecar
 
@@ -69,7 +70,7 @@ def test_a_peer_that_hangs_does_not_delay_the_sidecar(
     monkeypatch.setattr(grouping, "PAIR_RETRY_S", PROBE_S / 2)
     monkeypatch.setattr(process, "PROBE_TICK_S", PROBE_S)
     hanging, looks = Hanging(), 0
-    sidecar = sidecar_of_two(tmp_path, hanging)
+    sidecar = sidecar_of(tmp_path, hanging)
 
     async def run() -> None:
         nonlocal looks
@@ -94,7 +95,7 @@ def test_a_peer_that_hangs_does_not_delay_the_sidecar(
 def test_a_sidecar_ends_while_a_peer_hangs(tmp_path: Path) -> None:
     """In a pod, the trainer's last output must be uploaded within what is left of 30 s."""
     hanging = Hanging(math.inf)
-    sidecar = sidecar_of_two(tmp_path, hanging)
+    sidecar = sidecar_of(tmp_path, hanging)
 
     async def run() -> None:
         stopped = asyncio.Event()
@@ -102,6 +103,22 @@ def test_a_sidecar_ends_while_a_peer_hangs(tmp_path: Path) -> None:
         await hanging.is_probed.wait()
         stopped.set()
         await asyncio.wait_for(probing, timeout=20)
+
+    asyncio.run(run())
+    assert hanging.probes == 1
+
+
+@pytest.mark.timeout(60)
+def test_new_bundles_wait_for_one_peer_that_hangs_at_most(tmp_path: Path) -> None:
+    """The trainer reports them during the first of four probes."""
+    hanging = Hanging()
+    sidecar = sidecar_of(tmp_path, hanging, 5)
+
+    async def run() -> None:
+        probing = asyncio.create_task(sidecar._probe_until(asyncio.Event(), math.inf, {""}))
+        await hanging.is_probed.wait()
+        sidecar._trust = "other bundles"
+        await asyncio.wait_for(probing, timeout=30)
 
     asyncio.run(run())
     assert hanging.probes == 1
