@@ -4,14 +4,14 @@ Counts requests as the scheduler does, but ignores other pods. Places workers fi
 another order may place more; a `reason` means that no order places even one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from dlion_api.spec.sites import Group
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-from dlion_operator.kubernetes.quantities import parse_quantity
+from dlion_operator.kubernetes.quantities import parse_quantity, pod_requests
 
 Amounts = Mapping[str, Decimal]
 """Cores, bytes or devices by resource name."""
@@ -30,25 +30,21 @@ class GroupCapacity:
 
 
 def group_capacities(
-    groups: Sequence[Group],
-    sidecar: Mapping[str, Any],
-    nodes: Sequence[Mapping[str, Any]],
-    *,
-    tolerant: Collection[str] = (),
+    pods: Sequence[tuple[Group, Mapping[str, Any]]], nodes: Sequence[Mapping[str, Any]]
 ) -> list[GroupCapacity]:
     """The capacity for each group; groups with the largest memory, then CPU requests are placed
     first.
 
-    `sidecar`: resources of the container beside each trainer. `tolerant`: groups that may also use
-    tainted nodes, because their pod template has tolerations, which are not evaluated.
+    `pods`: each group with the spec of its pods. Tolerations are not evaluated: with any, they may
+    use all tainted nodes.
     """
     free = [
         (node, dict(_amounts(mapping_of(node.get("status")).get("allocatable")))) for node in nodes
     ]
     places = []
-    for group in groups:
-        usable = [left for node, left in free if _is_schedulable(node, group, tolerant)]
-        request = _worker_request(group, sidecar)
+    for group, pod in pods:
+        usable = [left for node, left in free if _is_schedulable(node, pod)]
+        request = _requests(pod)
         places.append((group, request, usable, _reason(usable, request)))
     by_group = {}
     places.sort(
@@ -58,16 +54,14 @@ def group_capacities(
     for group, request, usable, reason in places:
         placed = sum(_place(usable, request) for _ in range(group.workers))
         by_group[group.name] = GroupCapacity(group.name, group.workers, placed, reason)
-    return [by_group[group.name] for group in groups]
+    return [by_group[group.name] for group, _ in pods]
 
 
-def _worker_request(group: Group, sidecar: Mapping[str, Any]) -> Amounts:
-    """Requests of one pod; a container's limit is its default request, as in Kubernetes."""
-    total = dict(_amounts({**group.resources.limits, **group.resources.requests}))
-    beside = {**mapping_of(sidecar.get("limits")), **mapping_of(sidecar.get("requests"))}
-    for name, amount in _amounts(beside).items():
-        total[name] = total.get(name, Decimal(0)) + amount
-    return total
+def _requests(pod: Mapping[str, Any]) -> Amounts:
+    try:
+        return pod_requests(pod)
+    except (AttributeError, TypeError, ValueError):  # the operator names it
+        return {}
 
 
 def _amounts(document: object) -> Amounts:
@@ -81,7 +75,7 @@ def _amounts(document: object) -> Amounts:
     return amounts
 
 
-def _is_schedulable(node: Mapping[str, Any], group: Group, tolerant: Collection[str]) -> bool:
+def _is_schedulable(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     spec, status = mapping_of(node.get("spec")), mapping_of(node.get("status"))
     labels = mapping_of(mapping_of(node.get("metadata")).get("labels"))
     ready = any(
@@ -90,8 +84,8 @@ def _is_schedulable(node: Mapping[str, Any], group: Group, tolerant: Collection[
     )
     taints = {str(each.get("effect")) for each in mappings_in(spec.get("taints"))}
     keeps_off = not taints.isdisjoint(("NoSchedule", "NoExecute"))
-    chosen = group.node_selector.items() <= labels.items()
-    tolerated = group.name in tolerant or not keeps_off
+    chosen = mapping_of(pod.get("nodeSelector")).items() <= labels.items()
+    tolerated = bool(pod.get("tolerations")) or not keeps_off
     return ready and chosen and not spec.get("unschedulable") and tolerated
 
 

@@ -2,13 +2,17 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT, TRAINER_CONTAINER
+from dlion_api.cluster_names import (
+    EXCHANGE_PORT,
+    MEASURING_PORT,
+    SIDECAR_CONTAINER,
+    TRAINER_CONTAINER,
+)
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
-from dlion_api.spec.sites import Group, Resources, Site
+from dlion_api.spec.sites import Group, Site
 from dlion_api.status_names import Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.cluster.node_capacity import group_capacities
@@ -24,7 +28,9 @@ _ENDPOINTS: Final = {
     "LoadBalancer": ("load balancers", "two ports for each worker"),
 }
 """Hosts and ports that other sites' workers connect to, by exposure."""
-_PLACING: Final = frozenset({"containers", "nodeSelector", "tolerations"})
+_PLACING: Final = frozenset(
+    {"containers", "initContainers", "nodeSelector", "resources", "tolerations"}
+)
 """Fields of a podTemplate that determine the capacity that a worker needs."""
 
 
@@ -66,10 +72,8 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
         return query_error_check(site.name, "capacity", cluster.nodes)
     sidecar = mapping_of(mapping_of(settings.get("sidecar")).get("resources"))
     runtime = _runtime_spec(cluster)
-    placed = [(group, _placement(job, group, runtime)) for group in site.groups]
-    tolerant = [group.name for group, spec in placed if spec.get("tolerations")]
-    groups = [_as_merged(group, spec) for group, spec in placed]
-    capacities = group_capacities(groups, sidecar, cluster.nodes or [], tolerant=tolerant)
+    pods = [(group, _placement(job, group, sidecar, runtime)) for group in site.groups]
+    capacities = group_capacities(pods, cluster.nodes or [])
     observed = f"nodes: {len(cluster.nodes or [])}; capacity, ignoring other pods: "
     observed += ", ".join(
         f"{each.group} {each.placed} of {each.requested} workers" for each in capacities
@@ -85,13 +89,19 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
     return Check(site.name, "capacity", CheckOutcome.OK, observed)
 
 
-def _placement(job: Job, group: Group, runtime: Mapping[str, Any]) -> dict[str, Any]:
-    """The containers, node selector and tolerations of the group's pods, as its operator merges
-    them. `runtime`: the spec of the site's DLionRuntime."""
+def _placement(
+    job: Job, group: Group, sidecar: Mapping[str, Any], runtime: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What determines the capacity that the group's pods need, as its operator merges it.
+
+    `sidecar`: resources of the container beside each trainer. `runtime`: the spec of the site's
+    DLionRuntime.
+    """
     trainer = {"name": TRAINER_CONTAINER, "resources": resources_of(group.resources)}
     own = {"nodeSelector": dict(group.node_selector), "containers": [trainer]}
+    beside = {"name": SIDECAR_CONTAINER, "restartPolicy": "Always", "resources": sidecar}
+    spec: dict[str, Any] = {"initContainers": [beside]}
     site = _pod_spec(runtime.get("podTemplate"))
-    spec: dict[str, Any] = {}
     for overlay in (site, own, _pod_spec(job.spec.pod_template), _pod_spec(group.pod_template)):
         for name in _PLACING & overlay.keys():
             with contextlib.suppress(
@@ -99,16 +109,6 @@ def _placement(job: Job, group: Group, runtime: Mapping[str, Any]) -> dict[str, 
             ):  # the operator names it
                 spec = merged(spec, {name: overlay[name]})
     return spec
-
-
-def _as_merged(group: Group, spec: Mapping[str, Any]) -> Group:
-    """The group with the node selector and its trainer's resources of this pod."""
-    containers = mappings_in(spec.get("containers"))
-    trainer = next((each for each in containers if each.get("name") == TRAINER_CONTAINER), {})
-    found = mapping_of(trainer.get("resources"))
-    requests, limits = mapping_of(found.get("requests")), mapping_of(found.get("limits"))
-    resources = Resources(requests=requests, limits=limits)
-    return replace(group, node_selector=mapping_of(spec.get("nodeSelector")), resources=resources)
 
 
 def _images(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:

@@ -1,8 +1,8 @@
 """Test how `dlion preflight -f` checks a site for a job: exposure, room, images.
 
 A site without the gateway that the job needs fails. For every other exposure the dialled address is
-reported. Machines that are too small for a job are named. Quantities are read as Kubernetes reads
-them.
+reported. Machines that are too small for a job are named; all containers of its podTemplate count.
+Quantities are read as Kubernetes reads them.
 
 Left out: the requests (test_preflight_clusters.py).
 """
@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlion_api.spec.sites import Group, Resources
-from dlion_cli.cluster.node_capacity import group_capacities
+from dlion_cli.cluster.node_capacity import GroupCapacity, group_capacities
 from dlion_cli.inputs.manifests import load_manifest
 from dlion_cli.preflight_checks.checks import CheckOutcome
 from dlion_cli.preflight_checks.site_capacity import capacity_checks
 from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
+from dlion_operator.children.pods import resources_of
 from dlion_operator.kubernetes.quantities import parse_quantity
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlion_cli.preflight_checks.checks import Check
 
 GATEWAY = {"address": "edge.example:443", "route": "TLSRoute"}
@@ -110,6 +113,17 @@ def group(
     return Group(name=name, workers=workers, resources=resources, node_selector=selector or {})
 
 
+def capacities(
+    groups: Sequence[Group], nodes: list[Any], sidecar: dict[str, Any] | None = None, **pod: Any
+) -> list[GroupCapacity]:
+    """Return the capacity for these groups, with a sidecar and more fields of their pods."""
+    pods = []
+    for each in groups:
+        parts = [{"resources": resources_of(each.resources)}, {"resources": sidecar or {}}]
+        pods.append((each, {"containers": parts, "nodeSelector": each.node_selector, **pod}))
+    return group_capacities(pods, nodes)
+
+
 SIDECAR = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
 
@@ -138,7 +152,7 @@ TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
 def test_the_room_for_workers_is_counted(
     asked: Group, nodes: list[Any], placed: int, reason: str
 ) -> None:
-    (room,) = group_capacities((asked,), SIDECAR, nodes)
+    (room,) = capacities((asked,), nodes, SIDECAR)
     assert (room.requested, room.placed) == (asked.workers, placed)
     assert (reason in room.reason) if reason else not room.reason
 
@@ -159,10 +173,34 @@ def test_workers_without_room_are_a_warning(workers: int, cpu: str, outcome: Che
     assert "capacity, ignoring other pods" in check.observed
 
 
+CPU = {"resources": {"requests": {"cpu": "1500m"}}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [{"name": "logs", **CPU}]},
+        {"initContainers": [{"name": "logs", "restartPolicy": "Always", **CPU}]},
+        {"initContainers": [{"name": "first", "resources": {"requests": {"cpu": "2500m"}}}]},
+        {"initContainers": [{"name": "sidecar", **CPU}]},
+        {"resources": {"requests": {"cpu": "2500m"}}},
+    ],
+)
+def test_all_containers_of_a_template_count(spec: dict[str, Any]) -> None:
+    resources = {"requests": {"cpu": "900m"}}
+    groups = [{"name": "g", "workers": 1, "resources": resources}]
+    sites = [{"name": "plant-a", "groups": groups}]
+    settings = {"sidecar": {"resources": SIDECAR}}
+    assert checked(settings, [node()], sites=sites)["capacity"].outcome is CheckOutcome.OK
+    check = checked(settings, [node()], sites=sites, podTemplate={"spec": spec})["capacity"]
+    assert check.outcome is CheckOutcome.FAIL
+    assert "no node has more than 2" in check.observed
+
+
 def test_a_job_that_tolerates_taints_may_use_tainted_nodes() -> None:
-    groups = (group("g", 1), group("h", 1))
-    found = group_capacities(groups, {}, [node(taints=TAINTED)], tolerant=["h"])
-    assert [room.placed for room in found] == [0, 1]
+    for tolerations, placed in (([], 0), ([{"key": "gpu"}], 1)):
+        (room,) = capacities((group("g", 1),), [node(taints=TAINTED)], tolerations=tolerations)
+        assert room.placed == placed
 
 
 @pytest.mark.parametrize("of", ["job", "group"])
@@ -206,14 +244,12 @@ def test_templates_place_workers_as_the_operator_merges_them() -> None:
 
 def test_groups_share_the_room() -> None:
     """The more demanding group is placed first, whatever its position."""
-    found = group_capacities(
-        (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()]
-    )
+    found = capacities((group("small", 2, cpu="1"), group("big", 1, cpu="2")), [node(), node()])
     assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
 
 
 def test_an_excessive_request_finds_no_room() -> None:
-    (room,) = group_capacities((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()])
+    (room,) = capacities((group("g", 1, cpu="1e99999999"),), [node()], SIDECAR)
     assert room.placed == 0
     assert "no node has more than 2" in room.reason
 
@@ -222,7 +258,7 @@ def test_a_node_for_each_resource_is_no_node_for_a_worker() -> None:
     nodes = [node(), node()]
     nodes[0]["status"]["allocatable"] = {"cpu": "8", "memory": "1Gi"}
     nodes[1]["status"]["allocatable"] = {"cpu": "1", "memory": "16Gi"}
-    (room,) = group_capacities((group("g", 1, cpu="4", memory="4Gi"),), {}, nodes)
+    (room,) = capacities((group("g", 1, cpu="4", memory="4Gi"),), nodes)
     assert room.placed == 0
     assert room.reason == "a worker requests cpu 4, memory 4096Mi, no node has all of it"
 
@@ -230,7 +266,7 @@ def test_a_node_for_each_resource_is_no_node_for_a_worker() -> None:
 def test_a_request_never_looks_equal_to_what_is_less() -> None:
     small = node()
     small["status"]["allocatable"]["memory"] = "16383600Ki"
-    (room,) = group_capacities((group("g", 1, memory="16000Mi"),), {}, [small])
+    (room,) = capacities((group("g", 1, memory="16000Mi"),), [small])
     assert room.reason == "a worker requests memory 16000Mi, no node has more than 15999Mi"
 
 
