@@ -371,6 +371,13 @@ def test_links_that_carry_nothing_for_a_while_name_no_worker() -> None:
     assert len(named(context("dgc"), lambda *_: None, rounds=EMPTY_STEPS)) == 1
 
 
+def test_a_first_round_in_which_no_link_carries_an_entry_names_no_worker() -> None:
+    """So it is for a worker that repeats an iteration of the others, of which all sent it only
+    their progress."""
+    detector = DeviationDetector(context())
+    assert detector.detect({Rank(rank): Contribution(8, None) for rank in (1, 2, 3)}) == []
+
+
 def test_few_entries_of_a_large_model_take_no_memory_of_its_size() -> None:
     about = replace(context("topk"), layout=Layout(("w",), (1_000_000,)))
     detector, some_D = DeviationDetector(about), np.zeros(1_000_000, np.float32)

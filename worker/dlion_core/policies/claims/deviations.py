@@ -342,6 +342,8 @@ class DeviationDetector:
     def _find_lasting(
         self, taken_of: Mapping[Rank, NDArray[np.float32]], sizes: Mapping[Rank, _Size]
     ) -> list[tuple[Rank, str, str]]:
+        if not taken_of:
+            return []
         found = []
         little = LITTLE_LEFT * median(size.norm for size in self._largest.values())
         for rank, excess in self._lasting.excesses(taken_of).items():
