@@ -228,6 +228,17 @@ def test_a_checkpoint_contains_early_messages() -> None:
     assert state["eventgrad_has_of_1"].tolist() == [True] * 5 + [False] * 15
 
 
+def test_values_of_a_peer_that_resumes_from_an_earlier_iteration_are_taken() -> None:
+    cluster = cluster_of([2, 2], bound=5)
+    machine = cluster.replicas[ME].machine
+    machine.handle(MessageArrived(ONE, variables_message(9, [True, True, True])))
+    resumed = cluster.built(cluster.replicas[ME])
+    resumed.restore(machine.state())
+    resumed.handle(MemberJoined(ONE, 4))
+    resumed.handle(MessageArrived(ONE, variables_message(5, [True, False, False], value=2.0)))
+    assert resumed.state()["eventgrad_last_of_1"].tolist() == [2.0] * 5 + [1.0] * 15
+
+
 WHOLE = bytes(encode_whole(np.ones(5, np.float32), ValueCodec.FLOAT32))
 
 

@@ -50,7 +50,7 @@ from dlion_core.policies.interface import (
 )
 from dlion_core.policies.parameters import EventgradParameters
 from dlion_core.policies.peer_machine import PeerMachine
-from dlion_core.policies.state_values import by_rank, ints_by_rank, vectors_by_rank
+from dlion_core.policies.state_values import by_rank, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.topology.topology import ring_neighbours
 
@@ -66,7 +66,7 @@ _FOLLOWS = 1
 _EARLY_EACH = 2
 """Messages of later iterations kept per neighbour; one in lock step is not further ahead."""
 
-_LAST, _HAS, _ARRIVED = "eventgrad_last_of_", "eventgrad_has_of_", "eventgrad_arrived_of_"
+_LAST, _HAS = "eventgrad_last_of_", "eventgrad_has_of_"
 _SERVED = "eventgrad_served"
 _TRIGGER = "eventgrad_trigger_"
 
@@ -302,12 +302,10 @@ class EventGrad(PeerMachine):
             self._take(key)
 
     def state(self) -> dict[str, Value]:
-        """Add the neighbours' last values, early ones included. A pending average is skipped after
-        a restart."""
+        """Add the neighbours' last values, early ones included, but not their iterations: a
+        neighbour may resume from an earlier one. A pending average is skipped after a restart."""
         state = {**super().state(), **self._trigger.state()}
         state[_SERVED] = np.array(sorted(self._served), np.int64)
-        for rank, at in self._arrived.items():
-            state[f"{_ARRIVED}{rank}"] = at
         for rank in {*self._last, *(rank for _, rank in self._early)}:
             last_D = self._last.get(rank, np.zeros(self.size, np.float32)).copy()
             has_D = self._has.get(rank, np.zeros(self.size, np.bool_)).copy()
@@ -324,7 +322,6 @@ class EventGrad(PeerMachine):
         served = np.asarray(state[_SERVED], np.int64).tolist()
         self._served = {Rank(int(rank)) for rank in served}
         self._kept = set(self._served)
-        self._arrived = ints_by_rank(state, _ARRIVED)
         self._last, self._early = vectors_by_rank(state, _LAST), {}
         self._has = {
             rank: np.array(has_D, np.bool_) for rank, has_D in by_rank(state, _HAS).items()
