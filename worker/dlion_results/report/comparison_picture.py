@@ -4,13 +4,14 @@ Called by `dlion compare`. A line is the median over seeds, its band the range; 
 time to the target, its whisker the range. `comparison` computes the figures.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from dlion_results.comparison import Goal, VariantRow, accuracy_name_of
+from dlion_results.comparison import CURVE_POINTS, Goal, VariantRow, accuracy_name_of, spread
 from dlion_results.report.drawing import (
     FAINT,
     INK,
@@ -64,17 +65,29 @@ def _accuracy(
             if not curves:
                 continue
             values = np.array(curves, dtype=float)  # NaN before the first evaluation
-            times_s = np.linspace(0, goal.at_s, values.shape[1])
+            times_s = np.linspace(0, goal.at_s, CURVE_POINTS)
             mark = marks[row.variant]
             axes.fill_between(
                 times_s, values.min(axis=0), values.max(axis=0), color=mark, alpha=0.15, lw=0
             )
-            axes.plot(times_s, np.median(values, axis=0), color=mark)
+            axes.plot(times_s, np.array(median_curve(row), dtype=float), color=mark)
         axes.axhline(goal.target_accuracy, color=FAINT, lw=0.8, ls=":")
         time_axis(axes, goal.at_s)
         accuracy_axis(axes, name, f"{name}, mean over replicas")
 
     return chart(f"{environment}: {name}", "Median over seeds, and their range", draw)
+
+
+def median_curve(row: VariantRow) -> list[float | None]:
+    """Median accuracy over seeds at each of `CURVE_POINTS`; a run without a curve, as a diverged
+    one, is the least accurate. None where the median is such a run, or before the first evaluation
+    of another one."""
+    worst = -math.inf
+    curves = [run.curve or (worst,) * CURVE_POINTS for run in row.figures]
+    return [
+        None if None in values else spread(values, worst=worst).median
+        for values in zip(*curves, strict=True)
+    ]
 
 
 def _times(
