@@ -214,6 +214,12 @@ def test_classes_txt_numbers_the_folders(tmp_path: Path) -> None:
         open_sources.open_path(tmp_path / "data", spec, names)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_class(tmp_path: Path) -> None:
+    """Editors on Windows may begin a file with it."""
+    (tmp_path / "classes.txt").write_text("dog\ncat\n", encoding="utf-8-sig")
+    assert folder.read_class_list(tmp_path) == ["dog", "cat"]
+
+
 def test_an_invalid_image_file_is_named(tmp_path: Path) -> None:
     _write_images(tmp_path, {"ant": 3})
     (tmp_path / "ant" / "1.png").write_bytes(b"nonsense")

@@ -82,10 +82,8 @@ def read_class_list(path: Path) -> list[str] | None:
     for folder in (start, start.parent):
         file = folder / "classes.txt"
         if file.is_file():
-            names = [
-                line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()
-            ]
-            return [n for n in names if n]
+            text = file.read_text("utf-8-sig", errors="replace")
+            return [name for line in text.splitlines() if (name := line.strip())]
     return None
 
 
