@@ -9,6 +9,7 @@ from dlion_api.errors import ContractError
 from dlion_operator.pki.certificate_issuer import pem
 
 MAX_RUN_BUNDLE_BYTES = 16 * 1024
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 MAX_RUN_CERTIFICATES = 8
 """Per site and run: the current certificate and earlier ones."""
 
@@ -16,13 +17,15 @@ MAX_RUN_CERTIFICATES = 8
 def parse_authorities(content: bytes) -> list[x509.Certificate]:
     """Return the CA certificates of a PEM text; ignore its other content.
 
-    Raises: ContractError if it has no certificates, or one that is not a CA's.
+    Raises: ContractError if it has no certificates, or one that is cut off or not a CA's.
     """
     try:
         certificates = x509.load_pem_x509_certificates(content)
         are_authorities = all(map(_is_authority, certificates))
     except Exception as error:  # what cryptography raises for odd certificates has no common class
         raise ContractError("holds no certificates (PEM)") from error
+    if content.count(_BEGIN) > len(certificates):  # cryptography leaves it out
+        raise ContractError("holds a certificate that is cut off")
     if not are_authorities:
         raise ContractError("holds a certificate of no authority")
     return certificates

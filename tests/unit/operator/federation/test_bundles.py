@@ -71,6 +71,8 @@ def with_unknown_version(pem: bytes) -> bytes:
         (AUTHORITY.to_stored().key_pem, "holds no certificates"),
         (AUTHORITY.operator_identity().certificate_chain_pem, "certificate of no authority"),
         (with_unknown_version(AUTHORITY.bundle_pem), "holds no certificates"),
+        (AUTHORITY.bundle_pem + CertificateAuthority(C).bundle_pem[:-20], "that is cut off"),
+        (AUTHORITY.bundle_pem[:-20] + CertificateAuthority(C).bundle_pem, "holds no certificates"),
         (b"x" * (MAX_BUNDLE_BYTES + 1), "is longer than"),
         (
             CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem,
