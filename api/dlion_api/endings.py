@@ -22,6 +22,8 @@ STOP_RULES = ("maxSteps", "maxSeconds", "maxEpochs", "targetAccuracy")
 
 MAX_REASON_LENGTH = 512
 MAX_RANKS = 4096
+MAX_END_ITERATION = 2**53
+"""As a status allows: above it JSON readers lose digits."""
 MAX_LINE_CHARACTERS = 500
 SIGKILL_EXIT_CODE = 137
 KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
@@ -118,12 +120,18 @@ class EndReport:
             values = json.loads(text)
             return cls(
                 stop_reason=str(values["stop_reason"])[:MAX_REASON_LENGTH],
-                iteration=max(0, int(values["iteration"])),
+                iteration=_iteration(values["iteration"]),
                 ranks=_ranks(values["ranks"]),
                 missing=_ranks(values["missing"]),
             )
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
+
+
+def _iteration(value: float) -> int:
+    if value > MAX_END_ITERATION:
+        raise ValueError("not an iteration")
+    return max(0, int(value))
 
 
 def _ranks(values: object) -> tuple[Rank, ...]:

@@ -73,6 +73,7 @@ def test_a_report_of_many_workers_fits_a_termination_message() -> None:
         "{}",
         '{"stop_reason": "x", "iteration": "NaN", "ranks": [], "missing": []}',
         '{"stop_reason": "x", "iteration": Infinity, "ranks": [], "missing": []}',
+        '{"stop_reason": "x", "iteration": 1e300, "ranks": [], "missing": []}',
         '{"stop_reason": "x", "iteration": 1, "ranks": [-1], "missing": []}',
         '{"stop_reason": "x", "iteration": 1, "ranks": "0", "missing": []}',
         '{"stop_reason": "x", "iteration": 1, "ranks": [[]], "missing": []}',
