@@ -77,6 +77,22 @@ def test_a_target_that_ended_the_run_is_reached_for_any_final_evaluations(end_s)
     assert at_times(mean_over_replicas(replicas), [end_s]) == pytest.approx([0.425])
 
 
+@pytest.mark.parametrize("end_after_s", [3.0, 0.0], ids=["later", "at once, in virtual time"])
+@pytest.mark.parametrize("count", range(12, 60))
+def test_a_long_curve_keeps_the_evaluation_that_ended_the_run(count, end_after_s):
+    curve = Curve(1, limit=16)
+    for i in range(count):
+        curve.append(i, 0.1)
+    curve.append(count, 0.5)
+    curve.hold(count + end_after_s)
+    curve.append(count + end_after_s, 0.4)
+    points = curve.points()
+    assert time_to_accuracy([points], 0.5) == pytest.approx(count)
+    assert points[-1].tolist() == [count + end_after_s, 0.4]
+    assert (np.diff(points[:, 0]) > 0).all()
+    assert len(points) <= 17
+
+
 def test_no_value_is_used_before_the_first_one_or_into_the_past():
     curve = Curve(1)
     curve.hold(5.0)

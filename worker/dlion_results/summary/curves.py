@@ -54,13 +54,18 @@ class Curve:
     def hold(self, until_s: float) -> None:
         """Hold the newest values until just before `until_s`, where a different quantity starts.
 
-        Interpolation before that time then ignores it. Values of that very time become earlier.
+        Interpolation before that time then ignores it. Values of that very time become earlier. The
+        newest values stay a row: they may be what ended the run.
         """
         before_s = float(np.nextafter(until_s, -np.inf))
         if self._newest is None:
             return
+        if len(self._rows) > self._limit - 6:  # not soon after: it would drop rows that are kept
+            self._fold()
+        self._keep_newest()
         if self._newest[0] < before_s:
             self.append(before_s, *self._newest[1:])
+            self._keep_newest()
         elif self._newest[0] == until_s:  # in virtual time, the evaluation that ended the run
             self._newest[0] = before_s
 
@@ -72,6 +77,12 @@ class Curve:
         if not self._averaged and self._newest is not None and rows[-1] is not self._newest:
             rows.append(self._newest)
         return np.array(rows) if rows else np.empty((0, self._width))
+
+    def _keep_newest(self) -> None:
+        for row in (self._open if self._open_count else None, self._newest):
+            if row is not None and not (self._rows and row is self._rows[-1]):
+                self._rows.append(row)
+        self._open_count = 0
 
     def _closed(self) -> NDArray[np.float64]:
         return self._open / self._open_count if self._averaged else self._open
