@@ -1,6 +1,6 @@
 """Credentials of a kubeconfig's user.
 
-Tokens, passwords and certificates are read here. The Kubernetes client runs credential plugins and
+Tokens, passwords and certificates are read here, and credential plugins run. The Kubernetes client
 refreshes tokens of OpenID Connect. Its import takes longer than all else of a command, so that only
 these users import it.
 """
@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,10 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from dlion_api.errors import DataError, UnavailableError
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.failures import install_advice
 
 _ONLY: Final = "(selected)"
 """The name of all entries in the kubeconfig that the Kubernetes client gets."""
+_EXTENSION: Final = "client.authentication.k8s.io/exec"
+"""The extension of a cluster that plugins get."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ def credentials_of(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserC
     if authorization is None and user.get("auth-provider"):
         authorization = _refreshed(user["auth-provider"])
     if authorization is None and certificate is None and user.get("exec"):
-        return _CredentialPlugin(user, cluster).credentials()
+        return _CredentialPlugin(user["exec"], cluster).credentials()
     return UserCredentials(authorization, certificate, key)
 
 
@@ -106,10 +113,9 @@ def _token_in(path: Path, otherwise: object) -> object:
 class _CredentialPlugin:
     """A program that prints credentials. As for kubectl, it runs again once they have expired."""
 
-    def __init__(self, user: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
-        with _client_errors() as library:
-            node, program = library.kube_config.ConfigNode, library.exec_provider.ExecProvider
-            self._program = program(node("exec", user["exec"]), None, node("cluster", cluster))
+    def __init__(self, given: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
+        """`given`: the fields of the user's `exec`."""
+        self._given, self._cluster = given, cluster
         self._printed: UserCredentials | None = None
         self._expires: datetime | None = None
 
@@ -117,17 +123,44 @@ class _CredentialPlugin:
         """The credentials for the next request. Raises: as `credentials_of`."""
         is_expired = self._expires is not None and datetime.now(UTC) > self._expires
         if self._printed is None or is_expired:
-            try:
-                with _client_errors():
-                    status = self._program.run()
-                self._printed = self._read(status)
-            except (AttributeError, TypeError) as error:
-                # So the client fails for a plugin that fails at a terminal, where its words
-                # appear, and for an answer of another form.
-                raise ValueError("exec: the plugin failed or printed no credentials") from error
+            status = self._run()
+            self._printed = self._read(status)
             expires = status.get("expirationTimestamp")
             self._expires = datetime.fromisoformat(expires) if expires else None
         return self._printed
+
+    def _run(self) -> dict[str, Any]:
+        """The status that the program prints. As for kubectl, it may ask if standard input is a
+        terminal. Otherwise its words are the error."""
+        version, mode = self._given["apiVersion"], self._given.get("interactiveMode")
+        is_interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        spec: dict[str, Any] = {"interactive": is_interactive}
+        if self._given.get("provideClusterInfo"):
+            extensions = mappings_in(self._cluster.get("extensions"))
+            own = (each["extension"] for each in extensions if each.get("name") == _EXTENSION)
+            spec["cluster"] = {**self._cluster, "config": next(own, None)}
+        info = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
+        added = {each["name"]: each["value"] for each in self._given.get("env") or ()}
+        ended = subprocess.run(
+            [self._given["command"], *(self._given.get("args") or ())],
+            check=False,
+            env={**os.environ, **added, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+            stdin=sys.stdin if is_interactive else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr if is_interactive else subprocess.PIPE,
+            text=True,
+        )
+        if ended.returncode:
+            words = f". {ended.stderr.strip()}" if ended.stderr else ""
+            raise ValueError(f"exec: process returned {ended.returncode}{words}")
+        try:
+            printed = json.loads(ended.stdout)
+        except ValueError:
+            printed = None
+        answer = mapping_of(printed)
+        if answer.get("apiVersion") != version or not isinstance(answer.get("status"), dict):
+            raise ValueError(f"exec: the plugin printed no credentials of {version}")
+        return mapping_of(answer["status"])
 
     def _read(self, status: Mapping[str, str]) -> UserCredentials:
         token = status.get("token")

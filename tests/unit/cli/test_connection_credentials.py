@@ -6,9 +6,9 @@
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 - A server gets the user's certificate, password or token; without them, what a plugin prints. A
   token's file is read again and comes before another token. A pod uses its service account.
-- A plugin renews its token once for all threads; if it fails, its words are the error, or stand
-  before it at a terminal. It renews an expired certificate within one command, which stays in no
-  file.
+- A plugin renews its token once for all threads. If it fails, its words are the error, or stand
+  before it at a terminal, where it may ask. It renews an expired certificate within one command,
+  which stays in no file.
 - A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
   environment. That of the environment serves no address of this machine.
 - Of credentials and authorities that are given twice, none is chosen: as for kubectl, it is an
@@ -316,9 +316,7 @@ def test_a_password_is_sent(tmp_path: Path, user: dict[str, str | None], sent: s
 VERSION = "client.authentication.k8s.io/v1"
 
 
-def test_a_plugin_provides_the_token(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_provides_the_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = tmp_path / "plugin"
     credential = {"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": SECRET}}
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
@@ -330,33 +328,83 @@ def test_a_plugin_provides_the_token(
         plugin.write_text("#!/bin/sh\necho 'log in first' >&2\nexit 3\n")
         assert main(["get", "--kubeconfig", file]) == ExitCode.DATA
         assert "exec: process returned 3. log in first" in capsys.readouterr().err
-        monkeypatch.setitem(sys.modules, "kubernetes", None)
-        assert main(["get", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
-        assert "Kubernetes client for Python is missing" in capsys.readouterr().err
     assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {SECRET}"]
+
+
+def test_a_plugin_gets_the_fields_of_its_user_and_cluster(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin"
+    credential = {"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": SECRET}}
+    words = 'echo "$1 $NAME $KUBERNETES_EXEC_INFO"'
+    plugin.write_text(f"#!/bin/sh\n{words} > {tmp_path}/got\necho '{json.dumps(credential)}'\n")
+    plugin.chmod(0o700)
+    command = {
+        "apiVersion": VERSION,
+        "command": "./plugin",
+        "args": ["login"],
+        "env": [{"name": "NAME", "value": "jane"}],
+        "provideClusterInfo": True,
+    }
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+    with served(tmp_path / "config", {"here": Server({}, user={"exec": command})}) as file:
+        document = yaml.safe_load(Path(file).read_text())
+        document["clusters"][0]["cluster"]["extensions"] = [{"name": "x"}, extension]
+        Path(file).write_text(yaml.safe_dump(document))
+        connect(ConnectionSettings(kubeconfig=file)).close()
+        argument, name, text = (tmp_path / "got").read_text().split(" ", 2)
+        info = json.loads(text)
+        assert (argument, name, info["kind"]) == ("login", "jane", "ExecCredential")
+        assert info["spec"]["interactive"] is False
+        assert info["spec"]["cluster"]["server"] == server_url(file, "here")
+        assert info["spec"]["cluster"]["config"] == {"audience": "a"}
+
+
+@contextlib.contextmanager
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Any]:
+    """Within it, these streams of the process are a terminal; yield its screen."""
+    near, far = os.openpty()
+    with os.fdopen(near, "rb", buffering=0) as screen, os.fdopen(far, "w") as terminal:
+        for name in names:
+            monkeypatch.setattr(sys, name, terminal)
+        yield screen
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("line", ["echo 'log in first' >&2; exit 3", "echo 7", "echo '{answer}'"])
 def test_a_plugin_without_credentials_is_named_at_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    near, far = os.openpty()
     answer = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": None})
     line = line.replace("{answer}", answer)
     command = {"apiVersion": VERSION, "command": "sh", "args": ["-c", line]}
     server = Server({}, user={"exec": command})
     with (
         served(tmp_path / "config", {"here": server}) as file,
-        os.fdopen(near, "rb", buffering=0) as screen,
-        os.fdopen(far, "w") as terminal,
+        at_a_terminal(monkeypatch, "stdin", "stdout", "stderr") as screen,
     ):
-        for name in ("stdin", "stdout", "stderr"):
-            monkeypatch.setattr(sys, name, terminal)
-        with pytest.raises(DataError, match="exec: the plugin failed or printed no credentials"):
+        with pytest.raises(DataError, match=r"exec: (process returned 3|the plugin printed no)"):
             connect(ConnectionSettings(kubeconfig=file))
         if "log in" in line:
             assert b"log in first" in screen.read(100)
-        monkeypatch.undo()
+
+
+def test_a_plugin_asks_at_the_terminal_whose_command_writes_to_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = tmp_path / "plugin"
+    credential = {"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": SECRET}}
+    plugin.write_text(
+        f"#!/bin/sh\ntest -t 0 && echo 'open the page' >&2\necho '{json.dumps(credential)}'\n"
+    )
+    plugin.chmod(0o700)
+    command = {"apiVersion": VERSION, "command": "./plugin"}
+    server = Server({}, user={"exec": command})
+    with (
+        served(tmp_path / "config", {"here": server}) as file,
+        at_a_terminal(monkeypatch, "stdin", "stderr") as screen,
+    ):
+        connect(ConnectionSettings(kubeconfig=file)).close()
+        print(".", file=sys.stderr, flush=True)
+        assert screen.read(100).startswith(b"open the page")
 
 
 def test_credentials_are_renewed_once_for_all_threads(
