@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from dlion_api.errors import DataError, UnavailableError
+from dlion_api.errors import DataError, DLionError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection, open_connection, require_packages
@@ -256,7 +256,7 @@ class ClusterClient:
             )
             try:
                 if response.status >= 400:
-                    raise api_error(response.status, response.data, context=self.context)
+                    raise self._refusal(response.status, response.data)
                 yield response
             finally:
                 response.close()
@@ -274,7 +274,7 @@ class ClusterClient:
             socket = self._connection.open_websocket(address, headers, timeout_s=self.silence_s())
         except WebSocketBadStatusException as error:
             body = getattr(error, "resp_body", b"") or b""
-            raise api_error(error.status_code, body, context=self.context) from error
+            raise self._refusal(error.status_code, body) from error
         except (WebSocketException, OSError, urllib3.exceptions.HTTPError) as error:
             raise unreachable_error(self.server, error, context=self.context) from error
         try:
@@ -282,6 +282,11 @@ class ClusterClient:
         finally:
             socket.close()  # no effect if the server closed first
             socket.shutdown()
+
+    def _refusal(self, status: int, body: bytes) -> DLionError:
+        if status == 401:
+            self._connection.credentials.refused()
+        return api_error(status, body, context=self.context)
 
     def _frame(self, socket: Any) -> tuple[int, bytes]:
         from websocket import WebSocketException

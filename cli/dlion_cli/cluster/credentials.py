@@ -42,6 +42,8 @@ class UserCredentials:
     """PEM of the certificate's key."""
     renewed: Callable[[], UserCredentials] | None = None
     """The credentials for the next request; None: these stay. One thread at a time may call it."""
+    refused: Callable[[], None] = lambda: None
+    """Called when an API server has refused them."""
 
 
 def credentials_of(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> UserCredentials:
@@ -111,7 +113,8 @@ def _token_in(path: Path, otherwise: object) -> object:
 
 
 class _CredentialPlugin:
-    """A program that prints credentials. As for kubectl, it runs again once they have expired."""
+    """A program that prints credentials. As for kubectl, it runs again once they have expired, or
+    an API server has refused them."""
 
     def __init__(self, given: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
         """`given`: the fields of the user's `exec`."""
@@ -121,13 +124,14 @@ class _CredentialPlugin:
 
     def credentials(self) -> UserCredentials:
         """The credentials for the next request. Raises: as `credentials_of`."""
+        printed = self._printed  # another thread may forget it
         is_expired = self._expires is not None and datetime.now(UTC) > self._expires
-        if self._printed is None or is_expired:
+        if printed is None or is_expired:
             status = self._run()
-            self._printed = self._read(status)
+            self._printed = printed = self._read(status)
             expires = status.get("expirationTimestamp")
             self._expires = datetime.fromisoformat(expires) if expires else None
-        return self._printed
+        return printed
 
     def _run(self) -> dict[str, Any]:
         """The status that the program prints. As for kubectl, it may ask if standard input is a
@@ -172,7 +176,11 @@ class _CredentialPlugin:
             certificate.encode() if certificate else None,
             key.encode() if key else None,
             self.credentials,
+            self._forget,
         )
+
+    def _forget(self) -> None:
+        self._printed = None
 
 
 def _refreshed(provider: object) -> Callable[[], str] | None:

@@ -6,9 +6,9 @@
 - Relative paths of a user's certificate start at its own file. An empty file counts as missing.
 - A server gets the user's certificate, password or token; without them, what a plugin prints. A
   token's file is read again and comes before another token. A pod uses its service account.
-- A plugin renews its token once for all threads. If it fails, its words are the error, or stand
-  before it at a terminal, where it may ask. It renews an expired certificate within one command,
-  which stays in no file.
+- A plugin renews its token once for all threads, and after a refusal. If it fails, its words are
+  the error, or stand before it at a terminal, where it may ask. It renews an expired certificate
+  within one command, which stays in no file.
 - A proxy comes from the kubeconfig, or for servers that $NO_PROXY does not name from the
   environment. That of the environment serves no address of this machine.
 - Of credentials and authorities that are given twice, none is chosen: as for kubectl, it is an
@@ -37,7 +37,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from dlion_api.errors import DataError, UnavailableError
+from dlion_api.errors import DataError, DeniedError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.cluster import kubeconfig
@@ -434,6 +434,29 @@ def test_credentials_are_renewed_once_for_all_threads(
     assert [each["Authorization"] for each in server.headers] == [f"Bearer {SECRET}"] * 4
     assert len((tmp_path / "runs").read_text()) == 2, "to connect, and to renew"
     assert capfd.readouterr().err == ""
+
+
+def test_a_plugin_runs_again_after_a_refusal(tmp_path: Path) -> None:
+    """As for kubectl, for the next request: its token may have ended without a known time."""
+    plugin = tmp_path / "plugin"
+    command = {"apiVersion": VERSION, "command": "./plugin", "interactiveMode": "Never"}
+    refusal = 401, json.dumps({"message": "Unauthorized", "reason": "Unauthorized"})
+    server = Server({"version": refusal, "healthz": NONE}, user={"exec": command})
+
+    def answer(token: str) -> None:
+        credential = {"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": token}}
+        plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+
+    answer(OLD)
+    plugin.chmod(0o700)
+    with connected(tmp_path / "config", server) as client:
+        answer(SECRET)
+        client.get("/healthz")
+        for _ in range(2):
+            with pytest.raises(DeniedError):
+                client.get("/version")
+    sent = [each["Authorization"] for each in server.headers]
+    assert sent == [f"Bearer {OLD}", f"Bearer {OLD}", f"Bearer {SECRET}"]
 
 
 def test_an_expired_certificate_of_a_plugin_is_renewed(
