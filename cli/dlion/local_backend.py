@@ -101,7 +101,7 @@ class LocalBackend:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         with self._lock:
-            self._readers[folder.name] = ResultReader(folder, job)
+            self._reader(folder, job)
         return self.get(folder.name)
 
     def get(self, name: str) -> JobSnapshot:
@@ -254,8 +254,12 @@ class LocalBackend:
             )
         return path
 
-    def _reader(self, path: Path) -> ResultReader:
-        return self._readers.setdefault(path.name, ResultReader(path))
+    def _reader(self, path: Path, job: Job | None = None) -> ResultReader:
+        """The reader of that folder. A new one replaces those whose folders others have removed."""
+        if path.name not in self._readers:
+            there = {name: each for name, each in self._readers.items() if each.path.exists()}
+            self._readers = there | {path.name: ResultReader(path, job)}
+        return self._readers[path.name]
 
     def _lines(self, path: Path, log: Path, follow: bool) -> Iterator[str]:
         reader = ResultReader(path)

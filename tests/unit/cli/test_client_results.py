@@ -29,6 +29,7 @@ import pytest
 
 import dlion
 from dlion.errors import AbsentError, DataError, SpecError, UnavailableError
+from dlion.local_backend import LocalBackend
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord
 from dlion_api.protocol.records import record_to_json
@@ -313,6 +314,19 @@ def test_another_run_of_the_same_folder_is_read_again(tmp_path: Path, client: dl
     assert job == dlion.Client(root=tmp_path).get_job(NAME)
     (path / "job.yaml").write_text("kind: [")
     assert client.get_job(NAME).workers == ()
+
+
+def test_nothing_is_kept_of_folders_that_others_have_removed(tmp_path: Path) -> None:
+    backend = LocalBackend("local", tmp_path)
+    for name in ("one", "two", "three"):
+        path = make(tmp_path, Ending("maxSeconds 30 reached"), name)
+        assert backend.get(name).curve
+        if name != "two":
+            shutil.rmtree(path)
+    assert backend.get("two").curve
+    make(tmp_path, Ending("maxSeconds 30 reached"), "four")
+    assert len(backend.list()) == 2
+    assert set(backend._readers) == {"two", "four"}
 
 
 def test_other_folders_are_not_jobs_and_stay(tmp_path: Path, client: dlion.Client) -> None:
