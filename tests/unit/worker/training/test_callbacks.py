@@ -72,8 +72,8 @@ class CallRecorder(callbacks.Callback):
 
 
 def noting(hook: str) -> Any:
-    def call(self: CallRecorder, *arguments: Any, logs: Any = None) -> None:
-        self.calls.append((hook, *arguments, dict(logs)))
+    def call(self: CallRecorder, *arguments: Any) -> None:
+        self.calls.append((hook, *arguments))
 
     return call
 
@@ -103,6 +103,18 @@ def test_hooks_are_called_in_the_order_of_keras() -> None:
         ("on_test_end", {"loss": 0.25, "accuracy": 0.5, "mae": 3.0}),
         ("on_train_end", {"loss": 15.0}),
     ]
+
+
+def test_hooks_name_their_parameters_as_they_like() -> None:
+    losses = []
+    Trained(
+        callbacks.LambdaCallback(
+            on_train_begin=lambda _: losses.append(0.0),
+            on_train_batch_end=lambda _, found: losses.append(found["loss"]),
+            on_epoch_end=lambda _, found: losses.append(found["loss"]),
+        )
+    ).train(2)
+    assert losses == [0.0, 5.0, 10.0, 7.5]
 
 
 def test_an_unknown_loss_is_not_in_the_logs() -> None:

@@ -125,7 +125,7 @@ class TrainingCallbacks:
             with user_code(self._program, name, _ADVICE):
                 try:
                     with self._readable() as model:
-                        getattr(each, hook)(*arguments, logs=dict(logs or {}))
+                        getattr(each, hook)(*arguments, dict(logs or {}))
                         is_stopping = model.stop_training
                         model.stop_training = False
                 except WeightsChangedError as error:
