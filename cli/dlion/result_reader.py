@@ -32,8 +32,8 @@ from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_results.report.stored_files import read_summary, stored_ending
 from dlion_results.run_folder.events import EventFollower
-from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, JOB, SUMMARY
-from dlion_results.run_folder.lock import LOCK, is_lock, lock_holder
+from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, JOB, LOCK, SUMMARY
+from dlion_results.run_folder.lock import is_lock, lock_holder
 from dlion_results.run_folder.stored_values import MAX_NUMBER, number_of
 from dlion_results.summary.accuracy_name import accuracy_name, common_name
 from dlion_results.summary.curves import Curve, mean_over_replicas

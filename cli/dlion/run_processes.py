@@ -25,8 +25,7 @@ from typing import Final
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import UnavailableError
 from dlion_cli.terminal.interruption import SIGNALS
-from dlion_results.run_folder.layout import COMMAND, COMMAND_LOG
-from dlion_results.run_folder.lock import LOCK
+from dlion_results.run_folder.layout import COMMAND, COMMAND_LOG, LOCK
 from dlion_worker.supervisor.parent_death import bound_to_parent
 
 _MAX_BYTES: Final = 1 << 20

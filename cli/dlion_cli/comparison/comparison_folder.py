@@ -20,10 +20,11 @@ from dlion_results.run_folder.layout import (
     COMPARISON_MARKER,
     EVENTS,
     JOB,
+    LOCK,
     REPORT,
     SUMMARY,
 )
-from dlion_results.run_folder.lock import LOCK, FolderLock, is_lock
+from dlion_results.run_folder.lock import FolderLock, is_lock
 from dlion_results.run_folder.storage import storage_error
 from dlion_results.summary.judgement import EndReason
 

@@ -18,13 +18,13 @@ from dlion_api.reasons import EventReason
 from dlion_api.remaining_time import Remaining
 from dlion_cli.cluster.cluster_jobs import Document
 from dlion_cli.findings.job_problem import MAX_NAMED, JobProblem, Severity
-from dlion_cli.inputs.named_folder import require_folder, run_document
+from dlion_cli.inputs.named_folder import is_result_folder, require_folder, run_document
 from dlion_cli.pod_streams.kept_records import event_document
 from dlion_cli.terminal.formatting import format_duration, printable
 from dlion_results.report.runs import LoadedRun, load_run
 from dlion_results.report.stored_files import UNFINISHED, read_summary
 from dlion_results.run_folder.description import find_worker
-from dlion_results.run_folder.layout import EVENTS, JOB, LOGS, SUMMARY
+from dlion_results.run_folder.layout import EVENTS, JOB, LOGS
 from dlion_results.run_folder.listing import StoredRun, StoredState, read_comparison, read_run
 from dlion_results.summary.judgement import EndReason
 
@@ -230,7 +230,7 @@ def read_run_facts(path: Path) -> RunFacts:
             f"{path}: is a comparison, whose runs have separate folders. `dlion ls {path}` "
             "lists them: name one"
         )
-    if not any((path / name).exists() for name in (EVENTS, JOB, SUMMARY)):
+    if not is_result_folder(path):
         raise DataError(f"{path}: has no run. `dlion ls {path}` lists the runs below it")
     run = read_run(path)  # first: a run that ends meanwhile is still running here
     notes = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from dlion_api.errors import DataError
-from dlion_results.run_folder.layout import JOB
+from dlion_results.run_folder.layout import has_results
 
 if TYPE_CHECKING:
     from dlion_results.run_folder.listing import StoredRun
@@ -27,16 +27,17 @@ def local_folder(name: str, *, is_of_cluster: bool) -> Path | None:
     """
     if is_of_cluster:
         return None
-    if "/" in name or _is_result_folder(Path(name)):
+    if "/" in name or is_result_folder(Path(name)):
         return Path(name)
-    if _is_result_folder(Path(RUNS, name)):
+    if is_result_folder(Path(RUNS, name)):
         click.echo(f"dlion: for the result folder write {RUNS}/{name}", err=True)
     return None
 
 
-def _is_result_folder(path: Path) -> bool:
+def is_result_folder(path: Path) -> bool:
+    """Whether it has a run. The folder of a manifest and its program has none."""
     try:
-        return (path / JOB).exists()
+        return has_results({each.name for each in path.iterdir()})
     except (OSError, ValueError):  # no name of a file
         return False
 

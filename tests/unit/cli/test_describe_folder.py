@@ -223,9 +223,10 @@ def test_a_name_is_a_job_unless_it_is_a_result_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "digits", Ending("x"))
+    assert main(["init", str(tmp_path / "project")]) == 0
     monkeypatch.chdir(tmp_path)
     assert "PROBLEMS" in described(capsys, "digits")
-    for arguments in (["digits", "--context", "x"], ["other"], ["digits", "-n", "ml"]):
+    for arguments in (["digits", "--context", "x"], ["other"], ["project"], ["digits", "-n", "ml"]):
         assert main(["describe", *arguments]) != 0
         assert "kubeconfig" in capsys.readouterr().err.lower()
 
@@ -237,6 +238,7 @@ def test_a_name_is_a_job_unless_it_is_a_result_folder(
         ("no/where", "there is no such folder. `dlion ls`"),
         ("runs/" + "x" * 300, "there is no such folder"),
         ("runs/empty", "has no run. `dlion ls runs/empty`"),
+        ("runs/project", "has no run. `dlion ls runs/project`"),
         ("runs/sweep", "is a comparison, whose runs have separate folders. `dlion ls"),
         ("runs/digits/job.yaml", "there is no such folder"),
     ],
@@ -248,6 +250,7 @@ def test_a_folder_without_a_run_is_refused_with_the_correct_form(
     monkeypatch.chdir(tmp_path)
     make(Path("runs/digits"), Ending("x"))
     Path("runs/empty").mkdir()
+    assert main(["init", "runs/project"]) == 0
     Path("runs/sweep").mkdir()
     Path("runs/sweep/comparison.json").write_text('{"rows": [], "targetAccuracy": null}')
     for command in ("describe", "logs"):

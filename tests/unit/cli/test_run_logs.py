@@ -42,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "digits"
     (path / "logs").mkdir(parents=True)
     (path / "job.yaml").write_text(yaml.safe_dump(job_document(TWO_SITES)))
+    (path / "events.jsonl").touch()
     for rank in range(3):
         write(path, rank, f"one of {rank}\ntwo of {rank}\n")
     (path / "logs" / "sidecar-0.log").write_text("a sidecar\n")
@@ -109,7 +110,7 @@ def test_the_error_for_a_name_of_ls_gives_its_path(
 ) -> None:
     listed = folder.parent / "runs" / "mine"
     listed.mkdir(parents=True)
-    (listed / "job.yaml").touch()
+    (listed / "events.jsonl").touch()
     assert main(["logs", "mine"]) == 66
     assert "for the result folder write runs/mine" in capsys.readouterr().err
 

@@ -36,6 +36,7 @@ from dlion_api.protocol.records import record_to_json
 from dlion_cli.__main__ import main
 from dlion_results.run_folder.environment import EnvironmentReport, LocalCommand
 from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.layout import LOCK
 from dlion_results.run_folder.listing import (
     ResultFinder,
     StoredRun,
@@ -43,7 +44,7 @@ from dlion_results.run_folder.listing import (
     read_comparison,
     read_run,
 )
-from dlion_results.run_folder.lock import LOCK, FolderLock
+from dlion_results.run_folder.lock import FolderLock
 from dlion_results.run_folder.manifest import read_job
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending

@@ -43,10 +43,11 @@ from dlion_results.run_folder.layout import (
     ENVIRONMENT,
     EVENTS,
     JOB,
+    LOCK,
     SUMMARY,
     TENSORBOARD,
 )
-from dlion_results.run_folder.lock import LOCK, RESERVED, FolderLock, is_lock
+from dlion_results.run_folder.lock import RESERVED, FolderLock, is_lock
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.resume_checks import check_resumable
 from dlion_results.run_folder.storage import (

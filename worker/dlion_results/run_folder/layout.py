@@ -9,6 +9,7 @@ JOB: Final = "job.yaml"
 ENVIRONMENT: Final = "environment.yaml"
 EVENTS: Final = "events.jsonl"
 SUMMARY: Final = "summary.json"
+LOCK: Final = "run.lock"
 REPORT: Final = "report.html"
 TENSORBOARD: Final = "tensorboard"
 LOGS: Final = "logs"
@@ -30,3 +31,8 @@ MODEL_AND_DATA: Final = "model-and-data"
 """Folder of the program of a run that Python started with a model and data in memory."""
 COMPARED: Final = "compared.json"
 """Settings of a run of `dlion compare`, in its folder once it has ended."""
+
+
+def has_results(names: set[str]) -> bool:
+    """Whether a folder with these files is a run's, possibly a half-written one."""
+    return EVENTS in names or (JOB in names and not names.isdisjoint({LOCK, SUMMARY}))

@@ -30,12 +30,14 @@ from dlion_results.run_folder.layout import (
     ENVIRONMENT,
     EVENTS,
     JOB,
+    LOCK,
     LOGS,
     REPLAY,
     SIMULATION,
     SUMMARY,
+    has_results,
 )
-from dlion_results.run_folder.lock import LOCK, is_held, is_lock
+from dlion_results.run_folder.lock import is_held, is_lock
 from dlion_results.run_folder.manifest import parse_job, read_manifest_bytes
 from dlion_results.run_folder.regular_files import read_end, read_start
 from dlion_results.run_folder.stored_values import (
@@ -124,7 +126,7 @@ class ResultFinder:
         A comparison is one entry. If `root` is one, its runs are listed. Another folder directly
         below `root` without results is FOREIGN.
         """
-        if _has_results(_names(root)):
+        if has_results(_names(root)):
             return [read_run(root)]
         runs = [self._read(found) for found in self._below(root, 1)]
         if (comparison := read_comparison(root)) is not None:
@@ -144,7 +146,7 @@ class ResultFinder:
                 yield _Found(path, error.strerror or str(error), has_results=False)
                 continue
             comparison = read_comparison(path)
-            if comparison is not None or _has_results(names):
+            if comparison is not None or has_results(names):
                 yield _Found(path, comparison=comparison)
                 continue
             below = list(self._below(path, depth + 1)) if depth < MAX_DEPTH else []
@@ -191,7 +193,7 @@ def read_comparison(path: Path) -> StoredRun | None:
     """What the list shows of the folder of `dlion compare --out`; None if it is none."""
     in_progress = is_held(path)  # before all else, as of a run
     names = _names(path)
-    if _has_results(names) or names.isdisjoint({COMPARISON, LOCK}):
+    if has_results(names) or names.isdisjoint({COMPARISON, LOCK}):
         return None
     base = StoredRun(
         path,
@@ -327,11 +329,6 @@ def _command(path: Path, names: set[str]) -> str:
                 return command
         return "replay" if start.startswith(_RECORDED) else "simulate"
     return ""
-
-
-def _has_results(names: set[str]) -> bool:
-    """Whether a folder with these files is a run's, possibly a half-written one."""
-    return EVENTS in names or (JOB in names and not names.isdisjoint({LOCK, SUMMARY}))
 
 
 def _has_checkpoint(path: Path) -> bool:

@@ -18,11 +18,11 @@ from dlion_results.run_folder.layout import (
     COMMAND,
     COMMAND_LOG,
     COMPARISON_MARKER,
+    LOCK,
     MODEL_AND_DATA,
 )
 from dlion_results.run_folder.storage import storage_error, writing
 
-LOCK = "run.lock"
 RESERVED: Final = frozenset({LOCK, COMPARISON_MARKER, COMMAND, COMMAND_LOG, MODEL_AND_DATA})
 """Files and folders that may be in the folder of a new run."""
 
