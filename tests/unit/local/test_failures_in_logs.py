@@ -10,6 +10,7 @@ Left out: whole runs (tests/local/test_bad_input.py).
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_the_whole_traceback_is_read_and_nothing_around_it(tmp_path: Path, trace
     assert (failure.code, failure.traceback) == (ExitCode.PROGRAM, traceback)
     assert "build_model() failed" in failure.message
     assert read_failure(ExitCode.DATA, log).traceback == ""
+
+
+@pytest.mark.parametrize("code", [128 + signal.SIGKILL, -signal.SIGKILL])
+def test_a_signal_to_the_trainer_or_its_supervisor_is_named(tmp_path: Path, code: int) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text(f"{START}\nearlier output\n")
+    assert str(read_failure(code, log)) == "FAILED (1): SIGKILL"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ class RunOutcome:
 def read_failure(code: int, log: Path) -> WorkerFailure:
     """The failure of a worker's supervisor, with the worker's last error.
 
+    A code below 0 stands for the signal that ended the supervisor itself.
+
     An exit code that DLion does not use is the program's own, or of a library that it calls, and so
     may be the last line of the log. For a signal, only lines that belong to it count.
     """
@@ -42,8 +44,8 @@ def read_failure(code: int, log: Path) -> WorkerFailure:
         is_program = code == ExitCode.PROGRAM
         traceback = last_traceback(log_tail(log)) if is_program else ""
         return WorkerFailure(ExitCode(code), last_error_in_log(log), traceback)
-    if is_by_signal(code):
-        number = code - 128
+    if code < 0 or is_by_signal(code):
+        number = -code if code < 0 else code - 128
         message = cause_of_signal(log_tail(log), number)
         how = f"{signal_name(number)}{': ' if message else ''}{message}"
         return WorkerFailure(ExitCode.FAILED, how)
