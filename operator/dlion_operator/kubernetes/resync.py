@@ -173,12 +173,16 @@ class Resync:
             return
         await asyncio.sleep(settle_s)
         missed: set[ObjectName] = set()
-        for kind, items in listings.items():
-            missed |= await self._apply_list(kind, items)
-        for name in missed:
-            _LOG.warning("%s: a change was missed by the watches", "/".join(name))
-            self._trigger(name)
-        self.stale_rounds = self.stale_rounds + 1 if missed else 0
+        try:
+            for kind, items in listings.items():
+                missed |= await self._apply_list(kind, items)
+        finally:  # what is applied is no news to the next round, though a later list failed
+            for name in missed:
+                _LOG.warning("%s: a change was missed by the watches", "/".join(name))
+                self._trigger(name)
+            self.stale_rounds += bool(missed)
+        if not missed:
+            self.stale_rounds = 0
         self.confirmed_s = time.monotonic()
 
     async def _list_metadata(self) -> dict[Kind, list[Document]]:

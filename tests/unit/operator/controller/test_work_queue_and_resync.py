@@ -266,6 +266,10 @@ class Lists:
         self.failures = 0
         """Number of the next requests that fail."""
         self.unlistable: dict[Kind, DLionError] = {}
+        self.refused = asyncio.Event()
+        """Set with each request for these."""
+        self.without_whole: set[Kind] = set()
+        """Kinds of which only metadata can be listed."""
         self.whole: list[Kind] = []
         """Kinds of which whole objects were listed, in order."""
 
@@ -281,7 +285,10 @@ class Lists:
             self.failures -= 1
             raise ServerError("no answer")
         if kind in self.unlistable:
+            self.refused.set()
             raise self.unlistable[kind]
+        if not metadata_only and kind in self.without_whole:
+            raise ServerError("no answer")
         if not metadata_only:
             self.whole.append(kind)
         items = [dict(item) for item in self.items[kind]]
@@ -306,6 +313,20 @@ def test_changes_that_the_watches_missed_are_taken_over_and_counted() -> None:
     kept = store.get(Kind.DLION_JOB, NAME)
     assert kept is not None
     assert kept["kind"] == "DLionJob"
+
+
+def test_a_job_with_a_missed_change_is_looked_at_although_a_later_list_fails() -> None:
+    lists, store, resync, triggered = checked()
+    lists.items[Kind.DLION_JOB], lists.items[Kind.POD] = [job(5)], [pod(5)]
+    lists.without_whole = {Kind.POD}
+    for _ in range(2):  # the second round finds no other change, and does not forget the first one
+        with pytest.raises(ServerError):
+            asyncio.run(resync.run_once(0))
+        assert (resync.stale_rounds, triggered) == (1, [NAME])
+    lists.without_whole = set()
+    asyncio.run(resync.run_once(0))
+    assert (resync.stale_rounds, triggered) == (2, [NAME, NAME])
+    assert store.of_job(Kind.POD, NAME)
 
 
 def test_whole_objects_are_listed_only_if_the_watches_missed_some() -> None:
@@ -529,7 +550,8 @@ def test_a_kind_that_was_not_served_stays_unwatched_after_other_errors() -> None
         missing = asyncio.create_task(resync.list_missing(every_s=0.001))
         for error in (OUTAGE, RequestRefusedError("forbidden", 403)):
             lists.unlistable = {Kind.WORKLOAD: error}
-            await asyncio.sleep(0.02)
+            lists.refused.clear()
+            await lists.refused.wait()
             assert store.unlisted == {Kind.WORKLOAD: error}
         lists.unlistable = {}
         async with asyncio.timeout(5):
