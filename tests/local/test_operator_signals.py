@@ -1,4 +1,4 @@
-"""Test that the operator ends in order at a SIGTERM soon after its start.
+"""Test that the operator ends in order at a SIGTERM soon after its start, and if it cannot start.
 
 The signal arrives when Python has just started, and during imports. Processes are real and start as
 in the image. Left out: that process 1 of a container gets a deferred signal
@@ -7,6 +7,7 @@ in the image. Left out: that process 1 of a container gets a deferred signal
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -46,3 +47,30 @@ def test_an_operator_ends_at_an_early_signal(
                 assert time.monotonic() < deadline_s
             operator.send_signal(signal.SIGTERM)
             assert operator.wait(WITHIN_S) == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("kubeconfig", "code", "message"),
+    [
+        (None, ExitCode.UNAVAILABLE, "no cluster: this process runs in no pod"),
+        ("apiVersion: v1", ExitCode.UNAVAILABLE, "no cluster: "),
+        ("clusters: [", ExitCode.FAILED, "ParserError"),  # any other error, too
+    ],
+)
+def test_an_operator_that_cannot_start_ends_with_the_reason(
+    tmp_path: Path, kubeconfig: str | None, code: ExitCode, message: str
+) -> None:
+    config, file = tmp_path / "config.yaml", tmp_path / "kubeconfig"
+    config.write_text(
+        "{site: plant-a, images: {worker: w, sidecar: s}, coordinator: {address: here:1}}"
+    )
+    command = [sys.executable, "-m", "dlion_operator", "--config", str(config)]
+    if kubeconfig is not None:
+        file.write_text(kubeconfig)
+        command += ["--kubeconfig", str(file)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=4 * WITHIN_S, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr

@@ -33,13 +33,13 @@ def build_registry(operator: SiteOperator) -> kopf.OperatorRegistry:
     last."""
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.startup(registry=registry)
+    # An error ends this process: it is restarted, while an operator with half its parts is useless.
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def started(settings: kopf.OperatorSettings, **_: Any) -> None:
         _configure(settings, operator.watched)
         try:
             await operator.start()
         except (DLionError, OSError) as error:
-            # End this process: it is restarted, while an operator with half its parts is useless.
             raise kopf.PermanentError(str(error)) from error
 
     @kopf.on.cleanup(registry=registry)

@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dlion_api.errors import DLionError
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.controller.health import HealthMonitor, serve_health, serve_metrics
 from dlion_operator.controller.metrics import (
@@ -55,7 +54,7 @@ class SiteOperator:
         self._metrics = OperatorMetrics()
         self._queue: WorkQueue | None = None
         self._parts = AsyncExitStack()
-        self.failure: DLionError | OSError | None = None
+        self.failure: Exception | None = None
         """Why it could not start."""
 
     def trigger(self, name: ObjectName) -> None:
@@ -67,7 +66,7 @@ class SiteOperator:
         started."""
         try:
             await self._start()
-        except (DLionError, OSError) as error:
+        except Exception as error:
             self.failure = error
             raise
 

@@ -16,6 +16,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from dlion_api.cluster_names import MANAGER
+from dlion_api.errors import UnavailableError
 from dlion_operator.kubernetes.client import (
     ConflictError,
     Document,
@@ -75,15 +76,23 @@ _REFUSED = frozenset({400, 403, 404, 405, 413, 415, 422})
 
 
 async def connect(kubeconfig: str | None = None) -> client.ApiClient:
-    """Return a client for the cluster of this process, or of a kubeconfig file."""
+    """Return a client for the cluster of this process, or of a kubeconfig file.
+
+    Raises: UnavailableError if neither is configured.
+    """
     configuration = client.Configuration()
-    if kubeconfig is None:
-        config.load_incluster_config(  # type: ignore[no-untyped-call]
-            client_configuration=configuration
-        )
-    else:
-        load: Any = config.load_kube_config  # untyped
-        await load(config_file=kubeconfig, client_configuration=configuration)
+    try:
+        if kubeconfig is None:
+            config.load_incluster_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        else:
+            load: Any = config.load_kube_config  # untyped
+            await load(config_file=kubeconfig, client_configuration=configuration)
+    except config.ConfigException as error:
+        where = "this process runs in no pod" if kubeconfig is None else kubeconfig
+        why = str(error).rstrip(".")
+        raise UnavailableError(f"no cluster: {where}: {why}. Give --kubeconfig FILE") from error
     return client.ApiClient(configuration)
 
 
