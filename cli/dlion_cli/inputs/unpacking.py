@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS
+from dlion_worker.initializers.archives import BoundedHeader
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ def _receive(
     done = 0
     stream: Any = _Chunks(chunks)
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=BoundedHeader) as archive:
             for member in archive:
                 if member.name == CONTENTS:
                     sizes = _checksums_of(archive, member, "files", int)
@@ -71,6 +72,8 @@ def _receive(
                         on_progress(done, sum(sizes.values()))
     except tarfile.ReadError as error:
         raise _truncated_error(str(error)) from error
+    except (tarfile.TarError, ValueError, RecursionError) as error:  # what tarfile lets through
+        raise ContractError(f"the keeper's stream is malformed: {error}") from error
     if expected is None:
         raise _truncated_error("no checksums at its end")
     _check(expected, digests)
@@ -100,7 +103,8 @@ def _extract(
         raise ContractError(
             f"the keeper sends {member.name!r}, which is rejected: {error}"
         ) from None
-    content = archive.extractfile(safe) if safe.isreg() else None
+    # A sparse file of a few bytes may fill the disk.
+    content = archive.extractfile(safe) if safe.isreg() and not safe.issparse() else None
     if content is None:
         raise ContractError(f"the keeper sends {member.name!r}, which is not a regular file")
     target = staging / safe.name

@@ -98,7 +98,7 @@ _Entry = tuple[str, IO[bytes] | None]
 """Name and content; None: a folder."""
 
 
-class _BoundedHeader(tarfile.TarInfo):
+class BoundedHeader(tarfile.TarInfo):
     """Refuses headers that would take much memory, packed in few bytes.
 
     `TarInfo` names these methods as the places to override. Errors other than TarError's own
@@ -180,9 +180,9 @@ class Archive:
         is_xz = file.read(len(_XZ_SIGNATURE)) == _XZ_SIGNATURE
         file.seek(0)
         if not is_xz:
-            return _TarWithoutXz.open(fileobj=file, mode="r:*", tarinfo=_BoundedHeader)
+            return _TarWithoutXz.open(fileobj=file, mode="r:*", tarinfo=BoundedHeader)
         unpacked = io.BufferedReader(_BoundedXz(file), _CHUNK_BYTES)
-        return tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_BoundedHeader)
+        return tarfile.open(fileobj=unpacked, mode="r|", tarinfo=BoundedHeader)
 
     def _zip(self) -> Iterator[_Entry]:
         with zipfile.ZipFile(self.path) as archive:

@@ -212,9 +212,13 @@ def hostile(*members: tarfile.TarInfo) -> bytes:
     return output.getvalue()
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **headers: str
+) -> tarfile.TarInfo:
+    """`headers`: extended ones, with `_` for `.`."""
     made = tarfile.TarInfo(name)
     made.type, made.linkname = kind, link
+    made.pax_headers = {key.replace("_", "."): value for key, value in headers.items()}
     made.size = 1 if kind == tarfile.REGTYPE else 0
     return made
 
@@ -234,6 +238,13 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
         hostile(member("fifo", tarfile.FIFOTYPE)),
         hostile(member("device", tarfile.CHRTYPE)),
         hostile(member(CONTENTS, tarfile.SYMTYPE, "x")),
+        hostile(member("name", path="with\0zero")),
+        hostile(member("sparse", GNU_sparse_map="x")),
+        hostile(member("sparse", GNU_sparse_map="0,0", GNU_sparse_size="1000000000")),
+        hostile(member("sparse", GNU_sparse_size="1000000000")),
+        hostile(member("sparse", GNU_sparse_major="1", GNU_sparse_minor="0")),
+        hostile(member("large-header", comment="x" * 100_000)),
+        member("nested", tarfile.XHDTYPE).tobuf() * 10_000,
     ],
 )
 def test_hostile_members_are_refused(tmp_path: Path, content: bytes) -> None:
