@@ -29,10 +29,10 @@ def format_bytes(count: float | None) -> str:
     if count is None or not math.isfinite(count):
         return UNKNOWN
     for prefix in ("", "k", "M", "G"):
-        if abs(count) < 1000:
+        if abs(float(f"{count:.3g}")) < 1000:  # as it is shown
             return f"{count:.0f} B" if not prefix else f"{count:.3g} {prefix}B"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{float(f'{count:.3g}'):,.15g} TB"
 
 
 def format_duration(seconds: float | None) -> str:

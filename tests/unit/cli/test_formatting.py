@@ -23,6 +23,15 @@ from dlion_cli.terminal.formatting import (
 
 @pytest.mark.parametrize(
     ("count", "text"),
+    [(999.6, "1 kB"), (999_499, "999 kB"), (999_500, "1 MB"), (-999_999, "-1 MB"),
+     (999_999_999, "1 GB"), (999.7e9, "1 TB"), (999.7e12, "1,000 TB"), (5.125e16, "51,200 TB")],
+)  # fmt: skip
+def test_rounded_bytes_get_the_next_prefix(count: float, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1023, "1.02 kB"), (5e6, "5 MB"), (2e12, "2 TB")],
 )
 def test_bytes_have_decimal_prefixes(count: float, text: str) -> None:
