@@ -207,7 +207,7 @@ def _merged(default: Values, given: object, where: str, problems: list[Problem])
     for key, value in given.items():
         name, path = str(key), f"{where}.{key}" if where else str(key)
         if value is None:
-            if ".resources." in path:
+            if ".resources." in f"{path}.":
                 merged.pop(name, None)
         elif isinstance(below := merged.get(name), Mapping):
             merged[name] = _merged(below, value, path, problems)

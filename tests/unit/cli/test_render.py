@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from dlion_cli.__main__ import main
+from dlion_cli.inputs.chart_values import read_values, settings_of
 from dlion_environments.yaml_text import parse_documents
 from dlion_operator.plan.decisions import Apply, Create
 from local_run import blobs, job_document
@@ -121,6 +122,17 @@ def test_values_apply_to_the_objects(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert pod["containers"][0]["image"].startswith("mirror:5000/dlion-worker:")
     assert pod["imagePullSecrets"] == [{"name": "harbor"}]
     assert job["spec"]["completions"] == 1
+
+
+@pytest.mark.parametrize("null", [None, {"limits": None}, {"limits": {"memory": None}}])
+def test_a_null_removes_the_charts_resources(tmp_path: Path, null: object) -> None:
+    """As in Helm; the operator then sets none."""
+    values = {"keeper": {"resources": null}, "sidecar": {"resources": null}}
+    read = read_values(Path(write(tmp_path, values, "values.yaml")))
+    settings = settings_of(read, "plant-a", source="")
+    for found in (settings.keeper.resources, settings.sidecar.resources):
+        assert found.limits == {}
+        assert (found.requests == {}) == (null is None)
 
 
 def test_a_gateway_has_its_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
