@@ -318,7 +318,7 @@ def connect(settings: ConnectionSettings) -> ClusterClient:
 def _document(content: bytes, server: str) -> dict[str, Any]:
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise UnavailableError(
@@ -338,10 +338,10 @@ def _check_exit_status(frame: bytes, errors: bytes, pod: str) -> None:
     """Check the status that the kubelet sends last. Raises: DataError, UnavailableError."""
     try:
         status = json.loads(frame)
-    except ValueError:
-        raise UnavailableError(
-            f"pod {pod}: the connection broke before the command had ended"
-        ) from None
+    except (ValueError, RecursionError):
+        status = None
+    if not isinstance(status, dict):
+        raise UnavailableError(f"pod {pod}: the connection broke before the command had ended")
     if status.get("status") != "Success":
         message = errors.decode("utf-8", "replace").strip() or str(status.get("message", ""))
         raise DataError(f"pod {pod}: " + printable_lines(message))

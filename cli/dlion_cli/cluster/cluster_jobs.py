@@ -176,7 +176,7 @@ class JobClient:
         for line in self.cluster.stream_lines(path, query, silence_s=within_s + 15.0):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return  # truncated line: the caller starts a new watch
             if isinstance(event, dict):
                 yield event

@@ -304,5 +304,6 @@ def test_a_command_ends_with_its_exit_code(tmp_path: Path) -> None:
         ran(tmp_path, frame(2, b"a\nb\x1b[2J\x07\n"), failure, CLOSE)
     with pytest.raises(DataError, match="exit code 1"):
         ran(tmp_path, failure, CLOSE)
-    with pytest.raises(UnavailableError, match="broke before the command had ended"):
-        ran(tmp_path, frame(1, b"a"), CLOSE)
+    for statuses in ([], [b"[]"], [b"[" * 100] * 1000):
+        with pytest.raises(UnavailableError, match="broke before the command had ended"):
+            ran(tmp_path, frame(1, b"a"), *(frame(3, each) for each in statuses), CLOSE)

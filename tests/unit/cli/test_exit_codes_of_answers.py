@@ -55,6 +55,18 @@ def test_a_refusal_ends_every_command_with_its_code(
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_an_answer_that_is_nested_too_deep_ends_every_command_with_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    nested = 200, '{"spec": ' + "[" * 100_000
+    with served(tmp_path / "config", {"x": Server({"digits": nested})}) as config:
+        code = main([*command, "--kubeconfig", config])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (ExitCode.UNAVAILABLE, ""), captured.err
+    assert "which is not a JSON document" in captured.err
+
+
 LISTS = ("dlionjobs", "pods", "events", "services", "nodes")
 
 
