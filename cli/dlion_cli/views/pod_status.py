@@ -3,6 +3,7 @@
 Called by the commands that show pods, and by `dlion_cli.findings`.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +24,10 @@ _STYLES = {
     "Pending": "yellow",
     "ContainerCreating": "yellow",
     "Terminating": "yellow",
+    "PodInitializing": "yellow",
+    "SchedulingGated": "yellow",
 }
+_INITIALIZING = re.compile(r"Init:\d+/\d+")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class ContainerStatus:
 
     name: str
     is_ready: bool
+    is_started: bool
+    """Whether it runs, and its startup probe has succeeded."""
     restarts: int
     waiting: Mapping[str, Any]
     """Reason and message if it waits; else empty."""
@@ -82,8 +88,12 @@ class PodStatus:
     @property
     def containers(self) -> list[ContainerStatus]:
         """Its containers, those that initialise it first."""
-        kinds = ("initContainerStatuses", "containerStatuses")
-        return [_container(one) for kind in kinds for one in mappings_in(self._status.get(kind))]
+        return [
+            *self._containers("initContainerStatuses"), *self._containers("containerStatuses")
+        ]  # fmt: skip
+
+    def _containers(self, kind: str) -> list[ContainerStatus]:
+        return [_container(one) for one in mappings_in(self._status.get(kind))]
 
     @property
     def is_initializing(self) -> bool:
@@ -103,19 +113,48 @@ class PodStatus:
 
     @property
     def state(self) -> str:
-        """One word, as in the column STATUS of kubectl."""
+        """One word, as in the column STATUS of kubectl; a reason of the whole pod comes first.
+
+        Source: Kubernetes, `printPod` in pkg/printers/internalversion.
+        """
         if self.deleted and not self.is_finished:
             return "Terminating"
-        for container in self.containers:
+        if self.reason:
+            return self.reason
+        initializing = self._initializing()
+        if initializing and self.condition("Initialized").get("status") != "True":
+            return initializing
+        for container in self._containers("containerStatuses"):
             if container.waiting and (reason := text(container.waiting.get("reason"), "")):
                 return reason
-        if self.reason or self.phase == "Running":
-            return self.reason or "Running"
-        for container in self.containers:
-            ended = container.terminated
-            if ended and ended.get("exitCode") != 0:
-                return text(ended.get("reason"), f"ExitCode:{text(ended.get('exitCode'))}")
+        for container in self._containers("containerStatuses"):
+            if container.terminated and container.terminated.get("exitCode") != 0:
+                return _ending(container) or self.phase
+        if self.condition("PodScheduled").get("reason") == "SchedulingGated":
+            return "SchedulingGated"
         return "Completed" if self.phase == "Succeeded" else text(self.phase)
+
+    def _initializing(self) -> str:
+        """The first initializer that has neither succeeded nor, as a sidecar, started; empty: all
+        have."""
+        listed = mappings_in(mapping_of(self.document.get("spec")).get("initContainers"))
+        sidecars = {each.get("name") for each in listed if each.get("restartPolicy") == "Always"}
+        for place, container in enumerate(self._containers("initContainerStatuses")):
+            if container.terminated.get("exitCode") == 0:
+                continue
+            if container.is_started and container.name in sidecars:
+                continue
+            reason = _ending(container) or text(container.waiting.get("reason"), "")
+            named = reason and reason != "PodInitializing"
+            return f"Init:{reason}" if named else f"Init:{place}/{len(listed)}"
+        return ""
+
+
+def _ending(container: ContainerStatus) -> str:
+    """How it failed, in a word; empty if it has not, or that is not known."""
+    code = container.terminated.get("exitCode")
+    known = "" if code is None else f"ExitCode:{text(code)}"
+    return text(container.terminated.get("reason"), known)
 
 
 def _container(status: Mapping[str, Any]) -> ContainerStatus:
@@ -124,6 +163,7 @@ def _container(status: Mapping[str, Any]) -> ContainerStatus:
     return ContainerStatus(
         name=text(status.get("name")),
         is_ready=status.get("ready") is True,
+        is_started=status.get("started") is True,
         restarts=restarts if isinstance(restarts, int) else 0,
         waiting=mapping_of(state.get("waiting")),
         terminated=mapping_of(state.get("terminated")),
@@ -167,6 +207,10 @@ def pods_table(
         rank = None if pod.index is None else ranks.get((pod.site, pod.group, pod.index))
         before = (pod.name, pod.worker, text(rank), text(pod.node))
         after = (str(pod.restarts), age_of(pod.created, now), why.get(pod.name, ""))
-        state = Text(pod.state, style=_STYLES.get(pod.state, "bold red"))
-        table.add_row(*map(Text, before), state, *map(Text, after))
+        table.add_row(*map(Text, before), _styled(pod.state), *map(Text, after))
     return table
+
+
+def _styled(state: str) -> Text:
+    style = "yellow" if _INITIALIZING.fullmatch(state) else _STYLES.get(state, "bold red")
+    return Text(state, style=style)

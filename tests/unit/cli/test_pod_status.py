@@ -27,3 +27,82 @@ def test_a_container_that_failed_gives_its_reason_or_exit_code(
     containers = [{"name": "trainer", "state": {"terminated": terminated}}]
     status = {"phase": "Failed", "containerStatuses": containers}
     assert PodStatus({"metadata": {"name": "w-0"}, "status": status}).state == state
+
+
+WAITS = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+DONE = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+FAILED = {"terminated": {"exitCode": 1, "reason": "Error"}}
+READY = [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}]
+
+
+def pod(
+    phase: str, init: list[dict[str, Any]], trainer: dict[str, Any], **status: Any
+) -> PodStatus:
+    """A worker's pod, with an initializer and a sidecar."""
+    names = ("dataset-initializer", "sidecar")
+    return PodStatus(
+        {
+            "spec": {
+                "initContainers": [
+                    {"name": "dataset-initializer"}, {"name": "sidecar", "restartPolicy": "Always"}
+                ]
+            },
+            "status": {
+                "phase": phase,
+                "initContainerStatuses": [
+                    {"name": name, **each} for name, each in zip(names, init, strict=False)
+                ],
+                "containerStatuses": [trainer],
+                **status,
+            },
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shown", "state"),
+    [
+        (pod("Pending", [{"state": RUNS}, {}], WAITS), "Init:0/2"),
+        (pod("Pending", [{"state": DONE}, {"state": RUNS, "started": False}], WAITS), "Init:1/2"),
+        (
+            pod("Pending", [{"state": DONE}, {"state": RUNS, "started": True}], WAITS),
+            "PodInitializing",
+        ),
+        (
+            pod("Pending", [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}], WAITS),
+            "Init:ImagePullBackOff",
+        ),
+        (pod("Failed", [{"state": FAILED}], WAITS), "Init:Error"),
+        (pod("Failed", [{"state": {"terminated": {"exitCode": 3}}}], WAITS), "Init:ExitCode:3"),
+        (
+            pod(
+                "Running", [{"state": DONE}, {"state": RUNS, "started": True}],
+                {"state": RUNS, "ready": True}, conditions=READY,
+            ),
+            "Running",
+        ),
+        (
+            pod(
+                "Running", [{"state": DONE}, {"state": RUNS, "started": True}],
+                {"state": FAILED}, conditions=READY,
+            ),
+            "Error",
+        ),
+        (
+            pod(
+                "Succeeded", [{"state": DONE}, {"state": FAILED}], {"state": DONE},
+                conditions=READY[:1],
+            ),
+            "Completed",
+        ),
+    ],
+)  # fmt: skip
+def test_an_initializer_is_named_as_in_kubectl(shown: PodStatus, state: str) -> None:
+    """A sidecar that has started counts no longer, and nor does its end at a signal."""
+    assert shown.state == state
+
+
+def test_a_gated_pod_is_called_gated() -> None:
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    assert PodStatus({"status": {"conditions": [gated]}}).state == "SchedulingGated"
