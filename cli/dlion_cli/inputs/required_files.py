@@ -24,7 +24,7 @@ def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:
 
 
 def require_data(jobs: Iterable[Job], data_root: Path) -> None:
-    """Raises: DataError with all missing files and folders, but for data that may come later."""
+    """Raises: DataError with all missing files and folders."""
     root = data_root.resolve()
     missing = dict.fromkeys(
         (what, start, path)
@@ -83,7 +83,7 @@ def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path, Path]]:
     if trainer.encoder:
         yield "trainer.encoder", start, start / trainer.encoder
     start = dataset_root(trainer, data_root)
-    for worker in () if trainer.dataset.watch else job.workers():
+    for worker in job.workers():
         own = (str(worker.site), worker.group, str(worker.index), str(worker.rank))
         for field, path in (
             ("path", trainer.dataset.path),

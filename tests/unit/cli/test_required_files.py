@@ -1,6 +1,7 @@
 """Test the message about a missing file.
 
-It names the start of the file's path: the data root or a download.
+It names the start of the file's path: the data root or a download. A watched folder has to exist,
+and so have the held-out samples beside it.
 
 Left out: all other paths of a job (test_comparison_runner.py).
 """
@@ -33,3 +34,16 @@ def test_the_advice_is_that_of_the_missing_paths(
         require_data([job], tmp_path)
     assert ("--data-root names" in str(caught.value)) == (len(downloaded) < 2)
     assert ("Paths in a download" in str(caught.value)) == bool(downloaded)
+
+
+def test_a_watched_folder_and_its_held_out_samples_are_required(tmp_path: Path) -> None:
+    dataset = {"path": "watched", "format": "npz", "evaluationPath": "held-out.npz", "watch": True}
+    job = load_job(changed(smallest(), {"spec.trainer.dataset": dataset}))
+    folder = tmp_path / "watched"
+    with pytest.raises(DataError) as caught:
+        require_data([job], tmp_path)
+    assert f"trainer.dataset.path: no such file or directory: {folder}" in str(caught.value)
+    assert "trainer.dataset.evaluationPath: no such file or directory" in str(caught.value)
+    folder.mkdir()
+    (tmp_path / "held-out.npz").touch()
+    require_data([job], tmp_path)
