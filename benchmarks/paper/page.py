@@ -115,7 +115,8 @@ def _facts(comparison: Comparison, document: Document, pieces: Sequence[Piece]) 
     else:
         run_at = next(iter(commits.values()))
     return (
-        f"{comparison.workers} workers, first batch {comparison.batch}, "
+        f"{comparison.workers} worker{'s' * (comparison.workers > 1)}, "
+        f"first batch {comparison.batch}, "
         f"{document['seconds']:g} virtual s, {own[0].seeds} seeds"
         f"{f', rates of {tuned_in}' * bool(tuned_in)}, at {run_at}"
     )

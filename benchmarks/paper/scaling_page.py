@@ -48,7 +48,7 @@ def curve_table(results: Results) -> list[str]:
         for name in names
         if name in of
     }
-    heads = ["speed-up over one worker", *(f"{n} workers" for n in workers)]
+    heads = ["speed-up over one worker", *(f"{n} worker{'s' * (n > 1)}" for n in workers)]
     return [SCALING_NOTE, "", *_lines(heads, rows)]
 
 
