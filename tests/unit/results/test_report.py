@@ -668,6 +668,16 @@ def test_links_show_sent_bytes_and_their_share_of_budgets(folder):
         assert sent[worker["name"]] == pytest.approx(worker["sent_bytes"], rel=0.05)
 
 
+def test_the_rate_of_a_sender_that_made_no_step_is_that_over_the_whole_run(folder):
+    """So do sensors of topology `staged`, which send features."""
+    run = load_run(folder, "one")
+    sensor = run.workers[0]
+    sensor.steps = 0
+    _, cells = link_charts.link_map(run).rows[0]
+    rates = {peer: link.sent_bytes / run.length_s for peer, link in sensor.links.items()}
+    assert [cells[peer].text for peer in rates] == [f"{size(rate)}/s" for rate in rates.values()]
+
+
 def test_a_map_has_the_bytes_of_the_busiest_links_by_kind(folder):
     run = load_run(folder, "one")
     found = link_charts.byte_map(run)

@@ -101,7 +101,7 @@ def uplink_curves(workers: Sequence[WorkerTally], edges_s: Points) -> UplinkCurv
 
 def link_map(run: LoadedRun) -> HeatMap | None:
     """Mean rate between workers, sender by receiver; None without links."""
-    spans_s = {w.rank: max(w.span_s, 1e-9) for w in run.workers}
+    spans_s = {w.rank: w.span_s or run.length_s or math.inf for w in run.workers}
     rates = _matrix(run, lambda rank, link: (link.sent_bytes / spans_s[rank], 1.0))
     if rates is None:
         return None
@@ -113,7 +113,8 @@ def link_map(run: LoadedRun) -> HeatMap | None:
         ]
         for row in rates
     ]
-    return _heat_map(run, "Rate of each link", "Mean while the sender trained.", cells)
+    caption = "Mean while the sender trained; of one that did not, over the run."
+    return _heat_map(run, "Rate of each link", caption, cells)
 
 
 def budget_map(run: LoadedRun) -> HeatMap | None:
