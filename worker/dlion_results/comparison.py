@@ -57,7 +57,8 @@ class VariantRun:
     drift: float | None
     sent_bytes: float | None
     compute_share: float | None
-    """Fraction of the workers' time spent on computing, not on waiting or communication."""
+    """Computing over computing and waiting, of all workers. It leaves out the rest of steps, such as
+    encoding."""
     samples: int | None = None
     received_bytes: tuple[float, ...] = ()
     """Bytes received by each worker, by rank, until the run's end."""
