@@ -57,8 +57,8 @@ class VariantRun:
     drift: float | None
     sent_bytes: float | None
     compute_share: float | None
-    """Computing over computing and waiting, of all workers. It leaves out the rest of steps, such as
-    encoding."""
+    """Computing over computing and waiting, of all workers. The rest of steps, such as encoding, is
+    in neither."""
     samples: int | None = None
     received_bytes: tuple[float, ...] = ()
     """Bytes received by each worker, by rank, until the run's end."""
