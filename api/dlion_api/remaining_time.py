@@ -204,6 +204,7 @@ class RemainingTime:
         self._stop, self._growth = spec.trainer.stop, spec.global_batch_size
         if spec.batching.policy == "goodput":  # its batches follow no plan
             self._growth = replace(self._growth, growth=False)
+        self._trains = spec.exchange.trains
         self._workers: dict[Rank, _Worker] = {}
         self._accuracies: dict[Rank, float] = {}
         self._evaluated: set[Rank] = set()
@@ -229,12 +230,16 @@ class RemainingTime:
                 self._close_round(record.time_s)
             self._evaluated.add(record.rank)
             self._accuracies[record.rank] = record.accuracy
-            if self._evaluated >= self._workers.keys():
+            if self._evaluated >= self._training().keys():
                 self._close_round(record.time_s)
+
+    def _training(self) -> dict[Rank, _Worker]:
+        """The workers whose steps count: sensors make other ones, and evaluate nothing."""
+        return {rank: each for rank, each in self._workers.items() if self._trains(rank)}
 
     def _close_round(self, time_s: float) -> None:
         known = self._accuracies.values()
-        if known and self._accuracies.keys() >= self._workers.keys():
+        if known and self._accuracies.keys() >= self._training().keys():
             self._accuracy.append(time_s - self._began_s(), sum(known) / len(known))
         self._evaluated.clear()
 
@@ -287,8 +292,9 @@ class RemainingTime:
             trained_s = now_s - began_s
             yield trained_s / stop.max_seconds, stop.max_seconds - trained_s
         # The first worker to reach the last step or epoch ends the run for all.
-        furthest = max(worker.iteration for worker in self._workers.values())
-        for worker in self._workers.values():
+        workers = self._training().values()
+        furthest = max((worker.iteration for worker in workers), default=0)
+        for worker in workers:
             since_s = now_s - worker.last_s
             if stop.max_steps is not None and (pace := worker.samples.recent_pace()):
                 left = worker.samples_until(stop.max_steps, self._growth)

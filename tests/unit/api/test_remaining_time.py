@@ -178,6 +178,25 @@ def test_no_single_workers_count_of_training_decides(stop: dict[str, Any]) -> No
     assert remaining.predict() == honest.predict()
 
 
+@pytest.mark.parametrize(
+    "stop", [{"maxSteps": 200}, {"maxEpochs": 5}, {"targetAccuracy": 0.9}], ids=str
+)
+def test_workers_that_do_not_train_are_no_part_of_a_prediction(stop: dict[str, Any]) -> None:
+    """A sensor of topology `staged` makes steps of its own, and evaluates nothing."""
+    spec = load_job(job_document(2, trainer={"stop": stop})).spec
+    spec = replace(spec, exchange=replace(spec.exchange, topology="staged"))
+    alone, both = RemainingTime(spec), RemainingTime(spec)
+    for number in range(1, 91):
+        decoder = step(number, float(number), epochs=number / 100)
+        measured = evaluation(float(number), CURVES["saturating"](float(number)))
+        for record in (decoder, measured):
+            alone.take(record)
+            both.take(record)
+        both.take(step(10 * number, float(number), rank=1, epochs=number / 10))
+    assert alone.predict().fraction not in (None, 1.0)
+    assert both.predict() == alone.predict()
+
+
 def test_a_slow_first_step_does_not_count_and_a_new_rate_does() -> None:
     remaining = estimator({"maxSteps": 100})
     times_s = [30.0, *(30.0 + number for number in range(1, 20))]
