@@ -30,7 +30,7 @@ _MAX_NAME_LENGTH: Final = 253
 _API: Final = ("apis", GROUP, VERSION)
 _KUEUE_API: Final = ("apis", "kueue.x-k8s.io", "v1beta2")
 _EVENTS_PER_PAGE: Final = 500
-_MAX_EVENT_PAGES: Final = 20
+_MAX_EVENT_PAGES: Final = 200
 """Maximum pages of events that are read in a namespace."""
 
 
@@ -194,9 +194,10 @@ class JobClient:
         """Events about a job and about the objects of these runs.
 
         Reads all events of the namespace by pages, since selectors cannot name several objects.
-        Raises: as `ClusterClient.request`, also where events may not be read.
+        Raises: as `ClusterClient.request`, also where events may not be read; UnavailableError if
+        they are too many to read.
         """
-        path, start, version = self.cluster.core_path("events"), "", ""
+        path, start = self.cluster.core_path("events"), ""
         found: list[Document] = []
         for _ in range(_MAX_EVENT_PAGES):
             query = {"limit": str(_EVENTS_PER_PAGE)} | ({"continue": start} if start else {})
@@ -207,8 +208,12 @@ class JobClient:
             version = str(metadata.get("resourceVersion") or "")
             start = str(metadata.get("continue") or "")
             if not start:
-                break
-        return RelatedEvents(sorted(found, key=event_time), version)
+                return RelatedEvents(sorted(found, key=event_time), version)
+        raise UnavailableError(
+            f"namespace {self.cluster.namespace} has more than "
+            f"{_MAX_EVENT_PAGES * _EVENTS_PER_PAGE:,} events. Those of the job alone: kubectl get "
+            f"events -n {self.cluster.namespace} --field-selector involvedObject.name={name}"
+        )
 
     def watch_events(self, version: str, *, within_s: int) -> Iterator[Document]:
         """Watch events of all the namespace's events after that version. Raises: as `watch`."""

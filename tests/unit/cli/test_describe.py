@@ -412,6 +412,27 @@ def test_events_are_read_in_pages(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_events_of_the_job_are_found_behind_many_others(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = iter([*([listed(OTHERS[0], **{"continue": "p"})] * 30), listed(*OURS)])
+    file = kubeconfig(a=server(job(), events=lambda: next(pages)))
+    assert main(["events", "digits", "--kubeconfig", file]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(OURS)
+
+
+def test_too_many_events_to_find_those_of_the_job_are_an_error(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server may never end. Part of the events would look like all."""
+    endless = listed(*OURS, **{"continue": "p"})
+    command = ["events", "digits", "--kubeconfig", kubeconfig(a=server(job(), events=endless))]
+    assert main(command) == ExitCode.UNAVAILABLE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "namespace ml has more than 100,000 events" in captured.err
+
+
 def test_missing_events_and_a_missing_right_are_reported(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
