@@ -351,7 +351,7 @@ class FlatModel:
         except tf.errors.ResourceExhaustedError:
             raise
         except tf.errors.OpError as error:
-            message = without_escapes(str(error.message))[:400]
+            message = without_escapes(str(error.message))
             raise DataError(self._scoring.rejection(y_B, message)) from error
 
     def _train(self, weights_D: Any, fixed: Any, state: Any, x_B: Any, y_B: Any) -> Any:

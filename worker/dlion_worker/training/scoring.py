@@ -148,6 +148,7 @@ class Scoring:
 
     def rejection(self, y_B: NDArray[Any], message: str) -> str:
         """Why TensorFlow rejects a batch, with its message last."""
+        message = _cause(message)[:400]
         name, advice = self._program.name, "Check the data, the loss and the accuracy"
         if not self._class_count:
             return f"program {name}: TensorFlow rejected a batch: {message}. {advice}"
@@ -239,3 +240,12 @@ def _like(outputs: Any, y_B: Any) -> Any:
 
 def _without_ones(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
+
+
+def _cause(message: str) -> str:
+    """The message of an error in a graph without the stack, which TensorFlow puts before the
+    cause."""
+    parts = message.split("\n\n")
+    if parts[0] != "Graph execution error:":
+        return message
+    return "\n".join(part for part in parts[1:] if not part.startswith(("Detected at", "  File")))

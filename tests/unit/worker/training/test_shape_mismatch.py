@@ -82,12 +82,12 @@ def error_of(
         (
             (LABELS, 4, SPARSE),
             "y has labels from 0 to 5 (6 classes), and the model returns [4]",
-            "Give the last layer at least 6 outputs", "TensorFlow rejected a batch",
+            "Give the last layer at least 6 outputs", "rejected a batch: Received a label value of",
         ),
         (
             (LABELS - 1, 6, SPARSE),
             "y has labels from -1 to 4 (6 classes), and the model returns [6]",
-            "correct the labels: they count from 0", "TensorFlow rejected a batch",
+            "correct the labels: they count from 0", "rejected a batch: Received a label value of",
         ),
     ],
 )  # fmt: skip
@@ -97,6 +97,18 @@ def test_what_does_not_fit_is_named_with_a_remedy_before_the_text_of_keras(
     message = error_of(*given)
     assert message.startswith(f"program mine: {shapes}")
     assert 0 < message.index(remedy) < message.index(of_keras)
+
+
+def test_a_token_outside_an_embedding_is_named() -> None:
+    """The cause is the last line of TensorFlow's message, after many lines of its stack."""
+
+    def build(*_: Any) -> Any:
+        layers = [keras.layers.Embedding(10, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+
+    model = FlatModel(TrainingProgram("mine", build), input_shape=(5,), class_count=2, seed=1)
+    with pytest.raises(DLionError, match=r"batch with .*: indices\[1,4\] = 12 is not in \[0, 10\)"):
+        model.step(np.array([[0] * 5, [0, 0, 0, 0, 12]], np.int32), LABELS[:2])
 
 
 def test_a_metric_that_does_not_fit_is_named_too() -> None:
