@@ -81,13 +81,10 @@ def checked(x: object, y: object, source: str) -> Samples:
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         raise DataError(
             f"{source}: samples must be NumPy arrays (given: x {type(x).__name__}, y "
-            f"{type(y).__name__}). Convert them with numpy.asarray"
+            f"{type(y).__name__}). Convert them with numpy.asarray. Several inputs or targets are "
+            "a dict of arrays by name"
         )
-    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or x.size == 0 or y.size == 0:
-        raise DataError(
-            f"{source}: wrong shapes (given: x {list(x.shape)}, y {list(y.shape)}; allowed: "
-            "x [N, ...], y [N], N at least 1)"
-        )
+    _check_shapes(x, y, source, "y [N]")
     return _values(x, source), _labels(y, source)
 
 
@@ -102,17 +99,28 @@ def checked_targets(x: object, y: object, source: str) -> Samples:
     has_targets = y.dtype.names is not None or y.dtype.kind == "f"
     if x.dtype.names is None and not has_targets:
         return checked(x, y, source)
-    is_sample = x.dtype.names is not None or x.ndim > 1
-    if not is_sample or y.ndim < 1 or len(x) != len(y) or x.size == 0 or y.size == 0:
-        raise DataError(
-            f"{source}: wrong shapes (given: x {list(x.shape)}, y {list(y.shape)}; allowed: "
-            "x [N, ...], y [N, ...], N at least 1)"
-        )
+    _check_shapes(x, y, source, "y [N, ...]")
     if x.dtype.names is None:
         x = _values(x, source)
     if y.dtype.names is None:
         y = _values(y, f"{source}: y") if has_targets else _labels(y, source)
     return x, y
+
+
+def _check_shapes(x: NDArray[Any], y: NDArray[Any], source: str, allowed_y: str) -> None:
+    has_fields = x.dtype.names is not None
+    if not has_fields:
+        _check_type(x, source)
+    are_alike = (x.ndim > 1 or has_fields) and y.ndim > 0 and len(x) == len(y)
+    if are_alike and x.size and y.size:
+        return
+    advice = ""
+    if x.ndim == 1 and not has_fields:
+        advice = ". A single value for each sample needs a dimension of its own: x[:, None]"
+    raise DataError(
+        f"{source}: wrong shapes (given: x {list(x.shape)}, y {list(y.shape)}; allowed: "
+        f"x [N, ...], {allowed_y}, N at least 1){advice}"
+    )
 
 
 def _records(arrays: object, name: str, source: str) -> Any:
@@ -153,7 +161,16 @@ def class_labels(y: NDArray[Any]) -> Labels:
     return y if y.dtype == np.int32 and y.ndim == 1 else np.zeros(len(y), np.int32)
 
 
+def _check_type(x: NDArray[Any], source: str) -> None:
+    if x.dtype.kind not in "fiub":
+        raise DataError(
+            f"{source}: unsupported sample type (given: {x.dtype}; allowed: "
+            "uint8 for pixels, integers, floats)"
+        )
+
+
 def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
+    _check_type(x, source)
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind == "f":
@@ -164,18 +181,13 @@ def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
                 f"{source}: sample {bad} holds NaN or infinity. Clean the data, or remove it"
             )
         return x
-    if x.dtype.kind in "iub":
-        limits = np.iinfo(np.int32)
-        if x.size and not limits.min <= x.min() <= x.max() <= limits.max:
-            raise DataError(
-                f"{source}: integer out of range (given: {x.min()} to {x.max()}; allowed: "
-                f"{limits.min} to {limits.max}). Use floats, or smaller numbers"
-            )
-        return x.astype(np.int32, copy=False)
-    raise DataError(
-        f"{source}: unsupported sample type (given: {x.dtype}; allowed: "
-        "uint8 for pixels, integers, floats)"
-    )
+    limits = np.iinfo(np.int32)
+    if x.size and not limits.min <= x.min() <= x.max() <= limits.max:
+        raise DataError(
+            f"{source}: integer out of range (given: {x.min()} to {x.max()}; allowed: "
+            f"{limits.min} to {limits.max}). Use floats, or smaller numbers"
+        )
+    return x.astype(np.int32, copy=False)
 
 
 def _labels(y: NDArray[Any], source: str) -> Labels:
