@@ -7,14 +7,15 @@ another order may place more; a `reason` means that no order places even one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any
+from typing import Any, Final
 
 from dlion_api.spec.sites import Group
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_operator.kubernetes.quantities import parse_quantity, pod_requests
 
 Amounts = Mapping[str, Decimal]
-"""Cores, bytes or devices by resource name."""
+"""Cores, bytes, devices or pods by resource name."""
+_PODS: Final = "pods"
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,7 @@ def group_capacities(
     `pods`: each group with the spec of its pods. Tolerations are not evaluated: with any, they may
     use all tainted nodes.
     """
-    free = [
-        (node, dict(_amounts(mapping_of(node.get("status")).get("allocatable")))) for node in nodes
-    ]
+    free = [(node, _allocatable(node)) for node in nodes]
     places = []
     for group, pod in pods:
         usable = [left for node, left in free if _is_schedulable(node, pod)]
@@ -57,11 +56,18 @@ def group_capacities(
     return [by_group[group.name] for group, _ in pods]
 
 
+def _allocatable(node: Mapping[str, Any]) -> dict[str, Decimal]:
+    """What pods may use of the node; without a figure, any number of pods."""
+    amounts = _amounts(mapping_of(node.get("status")).get("allocatable"))
+    return {_PODS: Decimal("Infinity"), **amounts}
+
+
 def _requests(pod: Mapping[str, Any]) -> Amounts:
+    one = {_PODS: Decimal(1)}
     try:
-        return pod_requests(pod)
+        return {**pod_requests(pod), **one}
     except (AttributeError, TypeError, ValueError):  # the operator names it
-        return {}
+        return one
 
 
 def _amounts(document: object) -> Amounts:
@@ -102,7 +108,8 @@ def _reason(usable: Sequence[dict[str, Decimal]], request: Amounts) -> str:
             )
     if any(_fits(left, request) for left in usable):
         return ""
-    wanted = (f"{n} {_format_amount(a, ROUND_CEILING)}" for n, a in sorted(request.items()))
+    amounts = sorted((name, amount) for name, amount in request.items() if name != _PODS)
+    wanted = (f"{name} {_format_amount(amount, ROUND_CEILING)}" for name, amount in amounts)
     return f"a worker requests {', '.join(wanted)}, no node has all of it"
 
 

@@ -254,6 +254,14 @@ def test_an_excessive_request_finds_no_room() -> None:
     assert "no node has more than 2" in room.reason
 
 
+def test_a_node_has_room_for_as_many_pods_as_it_may_run() -> None:
+    nodes = [node(), node()]
+    for each in nodes:
+        each["status"]["allocatable"]["pods"] = "2"
+    (found,) = capacities((group("g", 5),), nodes)
+    assert (found.placed, found.reason) == (4, "")
+
+
 def test_a_node_for_each_resource_is_no_node_for_a_worker() -> None:
     nodes = [node(), node()]
     nodes[0]["status"]["allocatable"] = {"cpu": "8", "memory": "1Gi"}
