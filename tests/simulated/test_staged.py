@@ -70,6 +70,9 @@ def test_the_decoder_learns_the_classes_of_the_sensors(runs: SimulatedCases) -> 
     assert final["rank"] == 0
     assert final["accuracy"] > 0.8, "plant-a, the decoder's site, has half of the classes"
     assert len(run.events("FeaturesCollected")) == 3
+    by_sensors = [r["loss"] for r in run.records if r["kind"] == "step" and r["rank"] != 0]
+    assert by_sensors
+    assert set(by_sensors) == {"NaN"}, "they compute none"
 
 
 def test_a_slow_link_gets_fewer_bits(runs: SimulatedCases) -> None:

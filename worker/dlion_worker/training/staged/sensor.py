@@ -4,6 +4,7 @@ Its data are encoded when they are loaded (`encoding`). A step takes the next ba
 in a fixed order; the policy sends it.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class SensorStream(BatchStream):
 
 
 class SensorReplica(LocalReplica):
-    """A replica that is not trained: its steps return features."""
+    """A replica that is not trained: its steps return features, and no loss."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class SensorReplica(LocalReplica):
 
     def step(self, x_B: NDArray[Any], y_B: NDArray[Any]) -> StepResult:
         features = LocalFeatures(self._stream.first, self._stream.samples, x_B, y_B)
-        return StepResult(0.0, np.zeros(0, np.float32), finite=True, features=features)
+        return StepResult(math.nan, np.zeros(0, np.float32), finite=True, features=features)
 
 
 def local_stream(job: Job, rank: Rank, data: DataSet, state_dir: str | None = None) -> BatchStream:
