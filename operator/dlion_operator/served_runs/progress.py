@@ -80,7 +80,7 @@ class _WorkerProgress:
 
 class RunProgress:
     def __init__(self, job: Job) -> None:
-        self._remaining = RemainingTime(job.spec)
+        self._remaining, self._trains = RemainingTime(job.spec), job.spec.exchange.trains
         self._workers: dict[Rank, _WorkerProgress] = {}
         self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
         self._reported_rates: dict[SiteName, float] = {}
@@ -130,15 +130,16 @@ class RunProgress:
 
     def steps_per_second(self) -> str:
         """The median worker's pace, as in the printer column. Empty: not known yet."""
-        paces = sorted(pace for pace in map(_pace, self._workers.values()) if pace is not None)
+        paces = sorted(pace for pace in map(_pace, self._training()) if pace is not None)
         return f"{paces[len(paces) // 2]:.2f}" if paces else ""
 
     def iteration(self) -> int:
         """Iteration of the most advanced worker that reports here; 0 before the first step."""
-        return max(
-            (worker.steps[-1].iteration for worker in self._workers.values() if worker.steps),
-            default=0,
-        )
+        return max((each.steps[-1].iteration for each in self._training() if each.steps), default=0)
+
+    def _training(self) -> list[_WorkerProgress]:
+        """The workers whose steps count; sensors make other ones."""
+        return [each for rank, each in self._workers.items() if self._trains(rank)]
 
     def samples_per_s(self) -> float:
         """Total speed of all workers that report here."""
@@ -230,7 +231,7 @@ class RunProgress:
             ("accuracy", sum(accuracies) / len(accuracies) if accuracies else None, "{:.4f}"),
             ("drift", self._drift, "{:.4g}"),
             ("globalBatchSize", max((w.global_batch_size for w in workers), default=0), "{:d}"),
-            ("iteration", self.iteration(), "{:d}"),
+            ("iteration", self.iteration() or None, "{:d}"),
         ]
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
 

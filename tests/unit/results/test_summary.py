@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def given():
 @pytest.fixture(scope="module")
 def summary(given):
     return summary_of(given)
+
+
+def test_the_iteration_is_that_of_workers_that_train(given):
+    """Sensors of topology `staged` make steps of their own."""
+    run, tally = description(STORY), RunTally(range(6))
+    for record in given:
+        if not (isinstance(record, StepRecord) and record.rank == 0 and record.iteration > 7):
+            tally.add(record)
+    found = []
+    for topology in ("allToAll", "staged"):
+        spec = replace(run.spec, exchange=replace(run.spec.exchange, topology=topology))
+        job = replace(run, spec=spec)
+        found.append(summarise(job, tally, ending=Ending("maxSeconds"))["ending"]["iteration"])
+    assert found == [max(r.iteration for r in given if isinstance(r, StepRecord)), 7]
 
 
 def of(given, kind, rank):

@@ -174,8 +174,9 @@ class ResultFolder:
 
     @property
     def last_iteration(self) -> int:
-        """The highest iteration of any worker; 0 before the first."""
-        return max((worker.last_iteration for worker in self._tally.workers.values()), default=0)
+        """The highest iteration of any worker that trains; 0 before the first."""
+        trains, workers = self.job.spec.exchange.trains, self._tally.workers.values()
+        return max((each.last_iteration for each in workers if trains(each.rank)), default=0)
 
     @property
     def quarantined(self) -> frozenset[Rank]:

@@ -100,7 +100,9 @@ def summarise(
             "run_id": job.spec.run_id,
             "spec_hash": job.hash(),
         },
-        "ending": _ending(ending, workers),
+        "ending": _ending(
+            ending, [each for each in workers if job.spec.exchange.trains(each.rank)]
+        ),
         "included_sites": sorted({site for model in models for site in model.sites}),
         "models": [_model(model) for model in models],
         "time_s": tally.end_s,

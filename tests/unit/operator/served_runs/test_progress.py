@@ -113,6 +113,18 @@ def test_the_worker_that_ends_first_counts() -> None:
     assert estimates(progress_of(job(maxSteps=100), *regular_steps(25), *quick)) == (50, 25)
 
 
+def test_iterations_are_those_of_workers_that_train() -> None:
+    """Sensors of topology `staged` make steps of their own."""
+    staged = job(maxSteps=100)
+    exchange = replace(staged.spec.exchange, topology="staged")
+    staged = replace(staged, spec=replace(staged.spec, exchange=exchange))
+    sensors = [step(rank, number, 10.0 + number / 9) for number in range(1, 200) for rank in (1, 2)]
+    progress = progress_of(staged, *regular_steps(25), *sensors)
+    assert progress.iteration() == 25
+    assert progress.steps_per_second() == "1.00"
+    assert estimates(progress) == (25, 75)
+
+
 @pytest.mark.parametrize(
     ("stop", "expected"),
     [
