@@ -411,6 +411,9 @@ def test_describe_names_the_data_that_ends_with_the_keepers_pod(
     assert code == 0
     assert "Without figures of the run: digits has no keeper pod here." in words
     assert "Reading the claim" in words
+    code, printed, _ = run_command("describe", "digits", "-o", "json", pods=())
+    (note,) = json.loads(printed)["notes"]
+    assert note.startswith("without figures of the run: digits has no keeper pod here.")
     code, printed, _ = run_command("describe", "digits", disk=None, exec=DENIED)
     assert (code, "Without figures of the run:" in printed) == (0, True)
 

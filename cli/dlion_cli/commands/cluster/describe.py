@@ -67,7 +67,9 @@ class JobFacts:
 
     def as_json(self) -> dict[str, Any]:
         """For `-o json`."""
-        culprit = culprit_of(JobStatus(self.job))
+        culprit, notes = culprit_of(JobStatus(self.job)), [*self.notes]
+        if self.without_summary:
+            notes.append(f"without figures of the run: {self.without_summary}")
         return {
             "job": self.job,
             "pods": self.pods,
@@ -75,7 +77,7 @@ class JobFacts:
             "load": None if self.load is None else self.load.as_json(),
             "problems": [each.as_json() for each in self.problems],
             "culprit": None if culprit is None else culprit.as_json(),
-            "notes": self.notes,
+            "notes": notes,
             "summary": self.summary,
         }
 
