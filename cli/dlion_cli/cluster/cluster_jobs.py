@@ -181,14 +181,22 @@ class JobClient:
             if isinstance(event, dict):
                 yield event
 
-    def events(self, name: str) -> list[Document]:
-        """Events about a job, oldest first; none if they are not accessible: they are optional."""
+    def events(self, name: str, uid: str) -> list[Document]:
+        """Events about a job, oldest first; none if they are not accessible: they are optional.
+
+        Those of an earlier job of that name have another UID.
+        """
         selector = f"involvedObject.kind={KIND},involvedObject.name={name}"
         try:
             answer = self.cluster.get(self.cluster.core_path("events"), {"fieldSelector": selector})
         except (DeniedError, UnavailableError):
             return []
-        return sorted(answer.get("items") or [], key=event_time)
+        found = [
+            each
+            for each in mappings_in(answer.get("items"))
+            if mapping_of(each.get("involvedObject")).get("uid") in (None, uid)
+        ]
+        return sorted(found, key=event_time)
 
     def related_events(self, name: str, run_ids: Collection[str]) -> RelatedEvents:
         """Events about a job and about the objects of these runs.

@@ -81,7 +81,7 @@ def _watch_view(jobs: JobClient, name: str, timeout_s: float | None) -> int:
             if view is None:
                 view = stack.enter_context(JobProgressView(job, Console(highlight=False)))
             if outcome is not None or time.monotonic() >= queried_s + _EVENTS_EVERY_S:
-                events, queried_s = jobs.events(name), time.monotonic()
+                events, queried_s = jobs.events(name, job.uid), time.monotonic()
             view.update(job, events)
             if outcome is not None:
                 break

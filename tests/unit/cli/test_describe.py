@@ -412,6 +412,34 @@ def test_events_are_read_in_pages(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_describe_leaves_out_events_of_an_earlier_job_of_that_name(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time of an event is by the clock of its reporter, and its creation by the API server's,
+    as is that of the job."""
+    events = [event("DLionJob", "digits", reason, type_="Warning", seconds=1000)
+              for reason in ("DataSkipped", "DataUnavailable")]  # fmt: skip
+    for each, age_s in zip(events, (1000, 800), strict=True):
+        each["metadata"]["creationTimestamp"] = ago(age_s)
+    file = kubeconfig(a=server(job(TRAINS), pods=NONE, events=listed(*events)))
+    assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert [each["reason"] for each in described["events"]] == ["DataUnavailable"]
+    assert [each["reason"] for each in described["problems"]] == ["DataUnavailable"]
+
+
+def test_get_leaves_out_events_of_an_earlier_job_of_that_name(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = [event("DLionJob", "digits", reason) for reason in ("Earlier", "Present")]
+    for each, uid in zip(events, ("before", "u"), strict=True):
+        each["involvedObject"]["uid"] = uid
+    file = kubeconfig(a=server(job(), events=listed(*events)))
+    assert main(["get", "digits", "--kubeconfig", file]) == 0
+    printed = capsys.readouterr().out
+    assert ("Present" in printed, "Earlier" in printed) == (True, False)
+
+
 def test_events_of_the_job_are_found_behind_many_others(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

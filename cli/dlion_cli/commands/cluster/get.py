@@ -112,7 +112,7 @@ def _show(
     if not single or wide:
         console.print(list_table(statuses, now, wide=wide, everywhere=everywhere))
         return
-    events = jobs.events(statuses[0].name)[-MAX_EVENTS:]
+    events = jobs.events(statuses[0].name, statuses[0].uid)[-MAX_EVENTS:]
     for part in one_job(statuses[0], events, now):
         console.print(part)
 
