@@ -9,7 +9,6 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +97,7 @@ class LocalRunner:
     def __post_init__(self) -> None:
         self._start_s = time.monotonic() - self.elapsed_s
         self._folder_due_s = 0.0
-        self._is_ending = False
+        self._ends_at_s = float("inf")
         self._conditions = self.plan.initial
         self._finish_by_s = float("inf")
         self._problems: list[str] = []
@@ -159,10 +158,9 @@ class LocalRunner:
         return RunOutcome(self._exit_code(), self._failed, tuple(self._problems))
 
     def _end(self) -> None:
-        """Measure the environment, end all processes, and record their last messages."""
-        with suppress(OSError):  # the disk may be full; end the processes in any case
-            self._drain_records()
-        self._is_ending = True
+        """Measure the environment, end all processes, and only then record what has come: while
+        they train, they may send records faster than they can be written."""
+        self._ends_at_s = time.monotonic() - self._start_s
         figures = _measure(self._environment)
         codes = self._group.poll()
         for worker in self.job.workers():
@@ -171,7 +169,8 @@ class LocalRunner:
         self._environment.close()
         for worker in self.job.workers():
             delete_credentials(self._state_dir(worker.rank))
-        self._drain_records()
+        while not self._records.empty():
+            self._drain_records()
         self._record_exits(codes)
         try:
             self.check_folder()
@@ -350,13 +349,10 @@ class LocalRunner:
         self.on_record(EventRecord(time_s, rank, 0, reason, message, warning=True))
 
     def _drain_records(self) -> None:
-        while True:
-            try:
-                record = self._records.get_nowait()
-            except queue.Empty:
-                return
+        for _ in range(self._records.qsize()):
+            record = self._records.get_nowait()
             if isinstance(record, EventRecord):
-                if self._is_ending and record.reason == EventReason.WORKER_LOST:
+                if record.reason == EventReason.WORKER_LOST and record.time_s > self._ends_at_s:
                     continue  # not a loss: this process ends it
                 self._update_quota(record)
                 if record.reason == EventReason.WORKER_QUARANTINED:
