@@ -1,8 +1,10 @@
 """An adaptive timeout for silence on a stream, learned from past arrivals. No I/O.
 
-A slow link's gaps are long, and its timeout grows with them. A dead process is not detected here:
-its kernel closes the connections at once.
+A slow link's gaps are long, and its timeout grows with them, up to a given bound. A dead process is
+not detected here: its kernel closes the connections at once.
 """
+
+import math
 
 HEARTBEAT_S = 1.0
 """Interval of heartbeats on an otherwise idle link."""
@@ -27,11 +29,10 @@ false alarm costs a link here, not a packet.
 class ArrivalDeadline:
     """The arrivals on one stream, and the timeout for the next one."""
 
-    def __init__(self, now_s: float, expected_gap_s: float = HEARTBEAT_S) -> None:
-        self._expected_gap_s = expected_gap_s
+    def __init__(self, now_s: float, *, max_s: float = math.inf) -> None:
+        self._max_s = max_s
         self._last_s = now_s
-        self._mean_s = expected_gap_s
-        self._deviation_s = expected_gap_s
+        self._mean_s = self._deviation_s = HEARTBEAT_S
 
     def arrived(self, now_s: float) -> None:
         gap_s = max(0.0, now_s - self._last_s)
@@ -49,7 +50,7 @@ class ArrivalDeadline:
     @property
     def allowed_s(self) -> float:
         learned_s = self._mean_s + DEVIATIONS * self._deviation_s
-        return max(MIN_MISSED_HEARTBEATS * self._expected_gap_s, learned_s)
+        return min(self._max_s, max(MIN_MISSED_HEARTBEATS * HEARTBEAT_S, learned_s))
 
     def overdue(self, now_s: float) -> bool:
         return self.silent_s(now_s) > self.allowed_s

@@ -13,6 +13,14 @@ from dlion_core.links.framing import MAX_FRAME_BYTES, uninitialized_buffer
 CHUNK_BYTES = 64 * 1024
 """A link of 0.1 Mbit/s carries it in 5 s, which is less than the silence that ends a pull."""
 
+MAX_CHUNK_GAP_S = 60.0
+"""Longest silence within a pull, however slowly earlier chunks arrived: a bad peer could make each
+gap longer than the one before."""
+
+MAX_EMPTY_CHUNKS = 600
+"""A peer that gathers its state sends one each second; it waits up to a minute for an update, and
+for earlier pulls of the same worker."""
+
 
 def state_chunks(snapshot: StateSnapshot) -> Iterator[bytes]:
     """The serialised chunks of a snapshot, in order."""
@@ -38,7 +46,7 @@ class StateAssembler:
         """`may_be_equal`: the request had a hash."""
         self._max_state_bytes, self._may_be_equal = max_state_bytes, may_be_equal
         self._buffer: memoryview | None = None
-        self._received_bytes = 0
+        self._received_bytes = self._empty_chunks = 0
         self._iteration = self._samples = 0
 
     def feed(self, data: bytes) -> StateSnapshot | None:
@@ -49,6 +57,12 @@ class StateAssembler:
                 raise ContractError("state chunk is equal to a state, which was not named")
             return StateSnapshot(chunk.iteration, chunk.samples, b"", is_equal=True)
         if not chunk.payload:
+            self._empty_chunks += 1
+            if self._buffer is not None or self._empty_chunks > MAX_EMPTY_CHUNKS:
+                raise ContractError(
+                    f"empty state chunk after {self._received_bytes} bytes and"
+                    f" {self._empty_chunks - 1} others; allowed: {MAX_EMPTY_CHUNKS}, before it"
+                )
             return None
         if self._buffer is None:
             self._begin(chunk)
@@ -61,6 +75,11 @@ class StateAssembler:
             raise ContractError(
                 f"state chunk of {len(chunk.payload)} bytes at {chunk.offset};"
                 f" expected: at {self._received_bytes}, {len(self._buffer)} in all"
+            )
+        if len(chunk.payload) < CHUNK_BYTES and end < len(self._buffer):
+            raise ContractError(
+                f"state chunk of {len(chunk.payload)} bytes at {chunk.offset};"
+                f" allowed before the last: {CHUNK_BYTES} or more"
             )
         if crc32(chunk.payload) != chunk.checksum:
             raise ContractError(f"state chunk at {chunk.offset}: checksum does not match")

@@ -21,14 +21,13 @@ from dlion_api.names import WorkerIdentity
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, PullStateRequest
 from dlion_core.links.deadline import (
-    HEARTBEAT_S,
     MAX_RECONNECT_WAIT_S,
     RECONNECT_WAIT_S,
     ArrivalDeadline,
 )
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.links.framing import MAX_FRAME_BYTES
-from dlion_core.links.state_transfer import StateAssembler
+from dlion_core.links.state_transfer import MAX_CHUNK_GAP_S, StateAssembler
 from dlion_worker.call_errors import ClosedHandshakes, refusal_of
 from dlion_worker.security.credentials import PeerCertificate, UnknownAuthorityError
 from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink
@@ -341,7 +340,7 @@ class PeerConnector:
             self._link.peer_refused(kind, text)
 
     async def pull(self, wanted: StateRequest) -> StateSnapshot:
-        """Pull the peer's state, for as long as it keeps arriving.
+        """Pull the peer's state, for as long as it keeps arriving (state_transfer has the limits).
 
         Raises: UnavailableError (the peer is unreachable or went silent; another peer may work),
         ContractError (the data received is not a state).
@@ -372,7 +371,7 @@ class PeerConnector:
 async def _take_state(
     call: grpc.aio.UnaryStreamCall[bytes, bytes], assembly: StateAssembler
 ) -> StateSnapshot:
-    deadline = ArrivalDeadline(time.monotonic(), HEARTBEAT_S)
+    deadline = ArrivalDeadline(time.monotonic(), max_s=MAX_CHUNK_GAP_S)
     while True:
         try:
             async with asyncio.timeout(deadline.allowed_s):

@@ -33,6 +33,14 @@ def test_a_slow_or_uneven_link_is_given_longer() -> None:
     assert uneven.allowed_s > 30.0
 
 
+def test_a_peer_cannot_grow_its_silences_beyond_a_given_bound() -> None:
+    now_s, deadline = 0.0, ArrivalDeadline(0.0, max_s=60.0)
+    for _ in range(50):
+        now_s += deadline.allowed_s
+        deadline.arrived(now_s)
+    assert deadline.allowed_s == 60.0
+
+
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50))
 def test_a_peer_is_never_overdue_just_after_an_arrival(gaps: list[float]) -> None:
     deadline, now_s = after(gaps)

@@ -1,6 +1,7 @@
 """Tests of chunked state transfer: any size is reassembled, and other chunks are refused.
 
-A state that is equal to one that the caller has named arrives without a payload.
+So are chunks by which a peer could prolong a transfer: small ones, and too many empty ones. A state
+that is equal to one that the caller has named arrives without a payload.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isal.isal_zlib import crc32
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import StateChunk
 from dlion_core.links.events import StateSnapshot
-from dlion_core.links.state_transfer import CHUNK_BYTES, StateAssembler, state_chunks
+from dlion_core.links.state_transfer import (
+    CHUNK_BYTES,
+    MAX_EMPTY_CHUNKS,
+    StateAssembler,
+    state_chunks,
+)
 
 LIMIT = 4 * CHUNK_BYTES
 
@@ -81,3 +88,23 @@ def test_a_chunk_that_skips_another_is_refused() -> None:
     assembly.feed(first)
     with pytest.raises(ContractError, match=f"expected: at {CHUNK_BYTES}"):
         assembly.feed(third)
+
+
+def test_a_small_chunk_before_the_last_is_refused() -> None:
+    chunk = StateChunk(total_bytes=CHUNK_BYTES, payload=b"a", checksum=crc32(b"a"))
+    with pytest.raises(ContractError, match=f"allowed before the last: {CHUNK_BYTES}"):
+        StateAssembler(LIMIT).feed(chunk.SerializeToString())
+
+
+def test_empty_chunks_are_limited_and_refused_within_a_state() -> None:
+    empty = StateChunk().SerializeToString()
+    assembly = StateAssembler(LIMIT)
+    for _ in range(MAX_EMPTY_CHUNKS):
+        assert assembly.feed(empty) is None
+    with pytest.raises(ContractError, match=f"and {MAX_EMPTY_CHUNKS} others"):
+        assembly.feed(empty)
+    first, _ = state_chunks(StateSnapshot(1, 1, bytes(CHUNK_BYTES + 1)))
+    assembly = StateAssembler(LIMIT)
+    assembly.feed(first)
+    with pytest.raises(ContractError, match=f"after {CHUNK_BYTES} bytes"):
+        assembly.feed(empty)
