@@ -255,6 +255,21 @@ def test_a_terminal_hang_up_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_closed_pipe_ends_the_run(tmp_path: Path) -> None:
+    """As by `dlion run … | head -1`: it ends as on a hang-up, with its summary."""
+    document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with LocalRun(tmp_path, document, stdout=pipe, report=True) as run:
+        run.wait_for_step(1)
+        os.close(reader)
+        assert run.finish() == 130
+    assert run.summary()["ending"]["stop_reason"] == "interrupted"
+    assert_readable_and_resumable(run)
+
+
+@pytest.mark.timeout(300)
 def test_writing_the_report_is_interrupted(tmp_path: Path) -> None:
     """The summary of the finished training is kept, and `dlion report` writes the page."""
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10}})

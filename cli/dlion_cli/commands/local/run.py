@@ -1,7 +1,9 @@
 """`dlion run`: train a job on this machine, from the manifest to the report."""
 
 import logging
+import os
 import shlex
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -132,7 +134,7 @@ def run(
             plan=plan,
             environment={} if loaded is None else to_document(loaded),
             folder=folder,
-            console=Console(stderr=output == "json"),
+            console=RunConsole(stderr=output == "json"),
             data_root=data_root.resolve(),
             program_root=program_root,
             resume=resume is not None,
@@ -160,6 +162,17 @@ def run(
             click.echo(f"dlion: logs are in {folder.path / 'logs'}", err=True)
         print_resume_command(ended, resume_here(), folder.path, out)
         return ended.exit_code
+
+
+class RunConsole(Console):
+    """A reader that closes the pipe ends the run in order, as a terminal that hangs up does."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def print_resume_command(ended: RunResult, command: str, folder: Path, out: Path | None) -> None:
