@@ -50,8 +50,8 @@ def manifest(groups: dict[str, int], *, workers: int = 1, **spec: Any) -> dict[s
             "trainer": {
                 "program": {"builtin": "digits"},
                 "dataset": {"name": "digits", "evaluationFraction": 0.2},
-                # At 0.05 the loss jumps late: one of six simulated runs ended at 88 %. At 0.02 eight
-                # ended at 94 to 98 %.
+                # At 0.05 the loss jumps late: one of six simulated runs ended at 88 %. At 0.02
+                # eight ended at 94 to 98 %.
                 "optimizer": {"name": "sgd", "learningRate": 0.02, "momentum": 0.9},
                 "seed": 1,
                 "evaluation": {"everySamples": 5000},
