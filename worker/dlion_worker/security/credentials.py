@@ -30,8 +30,9 @@ MAX_CERTIFICATE_BYTES = 16384
 GRACE_FRACTION = 1 / 10
 """Fraction of a certificate's lifetime for which a connection may outlast it."""
 
-EARLY_RENEWAL_S, MAX_EARLY_RENEWAL_S = 60.0, 3600.0
-"""First and longest delay of another request while the certificate is not valid yet."""
+EARLY_RENEWAL_S, MAX_EARLY_RENEWAL_S = 60.0, 600.0
+"""First and longest delay of another request while the certificate is not valid yet. Peers may
+refuse it, and do for at most the longest delay after the signer's clock is right."""
 
 
 class UnknownAuthorityError(UnavailableError):
@@ -132,8 +133,8 @@ class WorkerCredentials:
         begins = certificate.not_valid_before_utc
         after = renewal_after(begins, certificate.not_valid_after_utc)
         if begins > (now or datetime.now(UTC)):
-            delay_s = min(MAX_EARLY_RENEWAL_S, EARLY_RENEWAL_S * 2.0**self._early_renewals)
-            return min(after.total_seconds(), delay_s)
+            doubled_s = math.ldexp(EARLY_RENEWAL_S, min(self._early_renewals, 10))
+            return min(after.total_seconds(), MAX_EARLY_RENEWAL_S, doubled_s)
         age = (
             timedelta(0) if now is None else max(timedelta(0), now - begins - CLOCK_SKEW_ALLOWANCE)
         )
