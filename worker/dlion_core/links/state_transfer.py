@@ -17,9 +17,9 @@ MAX_CHUNK_GAP_S = 60.0
 """Longest silence within a pull, however slowly earlier chunks arrived: a bad peer could make each
 gap longer than the one before."""
 
-MAX_EMPTY_CHUNKS = 600
-"""A peer that gathers its state sends one each second; it waits up to a minute for an update, and
-for earlier pulls of the same worker."""
+MAX_GATHERING_S = 1800.0
+"""Longest time until a state begins. A peer waits up to a minute for an update, and for an earlier
+pull of the same worker, which takes long on a slow link."""
 
 
 def state_chunks(snapshot: StateSnapshot) -> Iterator[bytes]:
@@ -46,8 +46,13 @@ class StateAssembler:
         """`may_be_equal`: the request had a hash."""
         self._max_state_bytes, self._may_be_equal = max_state_bytes, may_be_equal
         self._buffer: memoryview | None = None
-        self._received_bytes = self._empty_chunks = 0
+        self._received_bytes = 0
         self._iteration = self._samples = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a chunk with a part of the state has arrived; empty ones come before."""
+        return self._buffer is not None
 
     def feed(self, data: bytes) -> StateSnapshot | None:
         """Add one chunk; return the state with the last one. Raises ContractError."""
@@ -57,11 +62,9 @@ class StateAssembler:
                 raise ContractError("state chunk is equal to a state, which was not named")
             return StateSnapshot(chunk.iteration, chunk.samples, b"", is_equal=True)
         if not chunk.payload:
-            self._empty_chunks += 1
-            if self._buffer is not None or self._empty_chunks > MAX_EMPTY_CHUNKS:
+            if self.has_begun:
                 raise ContractError(
-                    f"empty state chunk after {self._received_bytes} bytes and"
-                    f" {self._empty_chunks - 1} others; allowed: {MAX_EMPTY_CHUNKS}, before it"
+                    f"empty state chunk after {self._received_bytes} bytes; allowed: before it"
                 )
             return None
         if self._buffer is None:

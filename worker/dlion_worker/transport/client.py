@@ -20,14 +20,10 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import WorkerIdentity
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, PullStateRequest
-from dlion_core.links.deadline import (
-    MAX_RECONNECT_WAIT_S,
-    RECONNECT_WAIT_S,
-    ArrivalDeadline,
-)
+from dlion_core.links.deadline import MAX_RECONNECT_WAIT_S, RECONNECT_WAIT_S, ArrivalDeadline
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.links.framing import MAX_FRAME_BYTES
-from dlion_core.links.state_transfer import MAX_CHUNK_GAP_S, StateAssembler
+from dlion_core.links.state_transfer import MAX_CHUNK_GAP_S, MAX_GATHERING_S, StateAssembler
 from dlion_worker.call_errors import ClosedHandshakes, refusal_of
 from dlion_worker.security.credentials import PeerCertificate, UnknownAuthorityError
 from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink
@@ -371,7 +367,8 @@ class PeerConnector:
 async def _take_state(
     call: grpc.aio.UnaryStreamCall[bytes, bytes], assembly: StateAssembler
 ) -> StateSnapshot:
-    deadline = ArrivalDeadline(time.monotonic(), max_s=MAX_CHUNK_GAP_S)
+    start_s = time.monotonic()
+    deadline = ArrivalDeadline(start_s, max_s=MAX_CHUNK_GAP_S)
     while True:
         try:
             async with asyncio.timeout(deadline.allowed_s):
@@ -387,6 +384,8 @@ async def _take_state(
         snapshot = assembly.feed(data)
         if snapshot is not None:
             return snapshot
+        if not assembly.has_begun and time.monotonic() - start_s > MAX_GATHERING_S:
+            raise UnavailableError(f"the peer's state has not begun after {MAX_GATHERING_S:.0f} s")
 
 
 def _acknowledgement(data: bytes) -> Acknowledgement:
