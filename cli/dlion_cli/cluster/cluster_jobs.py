@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -198,8 +198,8 @@ class JobClient:
         ]
         return sorted(found, key=event_time)
 
-    def related_events(self, name: str, run_ids: Collection[str]) -> RelatedEvents:
-        """Events about a job and about the objects of these runs.
+    def related_events(self, job: Document, run_id: str) -> RelatedEvents:
+        """Events about this job and about the objects of that run.
 
         Reads all events of the namespace by pages, since selectors cannot name several objects.
         Raises: as `ClusterClient.request`, also where events may not be read; UnavailableError if
@@ -211,7 +211,7 @@ class JobClient:
             query = {"limit": str(_EVENTS_PER_PAGE)} | ({"continue": start} if start else {})
             answer = self.cluster.get(path, query)
             found += [each for each in mappings_in(answer.get("items"))
-                      if is_about(each, self.cluster.namespace, name, run_ids)]  # fmt: skip
+                      if is_about(each, job, run_id)]  # fmt: skip
             metadata = mapping_of(answer.get("metadata"))
             version = str(metadata.get("resourceVersion") or "")
             start = str(metadata.get("continue") or "")
@@ -220,7 +220,8 @@ class JobClient:
         raise UnavailableError(
             f"namespace {self.cluster.namespace} has more than "
             f"{_MAX_EVENT_PAGES * _EVENTS_PER_PAGE:,} events. Those of the job alone: kubectl get "
-            f"events -n {self.cluster.namespace} --field-selector involvedObject.name={name}"
+            f"events -n {self.cluster.namespace} --field-selector "
+            f"involvedObject.name={mapping_of(job.get('metadata')).get('name')}"
         )
 
     def watch_events(self, version: str, *, within_s: int) -> Iterator[Document]:
@@ -273,25 +274,37 @@ def event_time(event: Document) -> str:
     return str(next(filter(None, times), ""))
 
 
-def is_about(event: Document, namespace: str, name: str, run_ids: Collection[str]) -> bool:
-    """Whether an event is about that job, or an object of one of these runs, by its name.
+def is_about(event: Document, job: Document, run_id: str) -> bool:
+    """Whether an event is about this job, or about an object of that run, by its name.
 
+    An event of an earlier job of that name was created before this job, or has the other's UID.
+
+    >>> job = {"metadata": {"namespace": "ml", "name": "digits", "uid": "u"}}
     >>> run = cluster_names.run_name(JobKey("ml", "digits", "1"))
     >>> pod = {"kind": "Pod", "name": "digits-small" + run.removeprefix("digits") + "-0-x2x7k"}
-    >>> is_about({"involvedObject": pod}, "ml", "digits", ["1"])
+    >>> is_about({"involvedObject": pod}, job, "1")
     True
-    >>> is_about({"involvedObject": pod}, "ml", "digits", ["2"])
+    >>> is_about({"involvedObject": pod}, job, "2")
     False
     """
-    about = mapping_of(event.get("involvedObject"))
+    about, metadata = mapping_of(event.get("involvedObject")), mapping_of(job.get("metadata"))
+    namespace, name = str(metadata.get("namespace")), str(metadata.get("name"))
+    created = _created(event)
+    if created and created < _created(job):
+        return False
     kind, object_name = about.get("kind"), str(about.get("name"))
     if kind == KIND:
-        return object_name == name
+        return object_name == name and about.get("uid") in (None, metadata.get("uid"))
     if object_name == cluster_names.keeper_claim_name(JobKey(namespace, name, "")):
         return True
-    hashes = {cluster_names.run_hash(JobKey(namespace, name, run)) for run in run_ids}
+    run_hash = cluster_names.run_hash(JobKey(namespace, name, run_id))
     parts = object_name.removeprefix(f"{name}-").split("-")
-    return object_name.startswith(f"{name}-") and not hashes.isdisjoint(parts)
+    return object_name.startswith(f"{name}-") and run_hash in parts
+
+
+def _created(document: Document) -> str:
+    """When it was created, by the API server's clock; empty if that is missing."""
+    return str(mapping_of(document.get("metadata")).get("creationTimestamp") or "")
 
 
 def normalize_numbers(value: Any) -> Any:

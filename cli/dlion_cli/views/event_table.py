@@ -1,7 +1,7 @@
 """A table of events as `kubectl events` shows them, and events as they arrive."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -61,13 +61,13 @@ def kept_events_table(events: Sequence[Mapping[str, Any]]) -> Table:
 
 def follow_events(
     jobs: JobClient,
-    name: str,
-    run_ids: Collection[str],
+    job: Document,
+    run_id: str,
     *,
     on_disconnect: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Document]:
-    """Yield the events about a job and its objects, then each new or repeated one; never ends.
+    """Yield the events about a job and its run, then each new or repeated one; never ends.
 
     Raises: as `JobClient.related_events` at the first request; DeniedError at any.
     """
@@ -75,7 +75,7 @@ def follow_events(
     is_first, pause_s = True, _FIRST_PAUSE_S
     while True:
         try:
-            listed = jobs.related_events(name, run_ids)
+            listed = jobs.related_events(job, run_id)
             is_first, pause_s = False, _FIRST_PAUSE_S
             kept = {_uid(event) for event in listed.items}  # the cluster has dropped the others
             known = {uid: version for uid, version in known.items() if uid in kept}
@@ -85,7 +85,7 @@ def follow_events(
                 if change.get("type") == "ERROR":
                     break  # the version has expired: list again
                 is_shown = change.get("type") in ("ADDED", "MODIFIED")
-                if is_shown and is_about(event, jobs.cluster.namespace, name, run_ids):
+                if is_shown and is_about(event, job, run_id):
                     yield from (one for one in [event] if _is_new(one, known))
         except UnavailableError as error:
             if is_first:

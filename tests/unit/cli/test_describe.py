@@ -412,20 +412,23 @@ def test_events_are_read_in_pages(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_describe_leaves_out_events_of_an_earlier_job_of_that_name(
+def test_events_of_an_earlier_job_of_that_name_are_left_out(
     kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The time of an event is by the clock of its reporter, and its creation by the API server's,
-    as is that of the job."""
+    as is that of the job. An operator may report an earlier job's event after the new job began."""
     events = [event("DLionJob", "digits", reason, type_="Warning", seconds=1000)
-              for reason in ("DataSkipped", "DataUnavailable")]  # fmt: skip
-    for each, age_s in zip(events, (1000, 800), strict=True):
+              for reason in ("DataSkipped", "DataUnavailable", "DataSkipped")]  # fmt: skip
+    for each, age_s, uid in zip(events, (1000, 800, 700), ("u", "u", "before"), strict=True):
         each["metadata"]["creationTimestamp"] = ago(age_s)
+        each["involvedObject"]["uid"] = uid
     file = kubeconfig(a=server(job(TRAINS), pods=NONE, events=listed(*events)))
     assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
     described = json.loads(capsys.readouterr().out)
     assert [each["reason"] for each in described["events"]] == ["DataUnavailable"]
     assert [each["reason"] for each in described["problems"]] == ["DataUnavailable"]
+    assert main(["events", "digits", "-o", "json", "--kubeconfig", file]) == 0
+    assert json.loads(capsys.readouterr().out) == described["events"]
 
 
 def test_get_leaves_out_events_of_an_earlier_job_of_that_name(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from dlion_cli.cluster.cluster_jobs import RelatedEvents
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
     from dlion_cli.cluster.cluster_jobs import JobClient
 
+JOB = {"metadata": {"namespace": "default", "name": "digits", "uid": "u"}}
+EARLIER = {"involvedObject": {"kind": "DLionJob", "name": "digits", "uid": "before"}}
 EVENTS = 40
 """The server keeps so many."""
 
@@ -31,25 +32,24 @@ def event(number: int) -> dict[str, Any]:
 
 @dataclass
 class ChangingEvents:
-    """Half of the events are new at each request, and one more comes by each watch."""
+    """Half of the events are new at each request. By each watch comes one more, and one of an
+    earlier job of that name."""
 
-    cluster: Any = field(default_factory=lambda: SimpleNamespace(namespace="default"))
     first: int = 0
 
-    def related_events(self, _name: str, _run_ids: object) -> RelatedEvents:
+    def related_events(self, _job: object, _run_id: str) -> RelatedEvents:
         self.first += EVENTS // 2
         return RelatedEvents([event(self.first + i) for i in range(EVENTS)], "1")
 
     def watch_events(self, _version: str, *, within_s: int) -> Iterator[dict[str, Any]]:
         assert within_s > 0
+        yield {"type": "ADDED", "object": event(self.first - 1) | EARLIER}
         yield {"type": "ADDED", "object": event(self.first + EVENTS)}
 
 
 def test_events_that_the_cluster_has_dropped_take_no_memory() -> None:
     jobs = cast("JobClient", ChangingEvents())
-    followed = follow_events(
-        jobs, "digits", {"1"}, on_disconnect=lambda _: None, sleep=lambda _: None
-    )
+    followed = follow_events(jobs, JOB, "1", on_disconnect=lambda _: None, sleep=lambda _: None)
     numbers = (int(each["metadata"]["uid"]) for each in followed)
     expected = range(EVENTS // 2, EVENTS // 2 + 200)
     assert list(itertools.islice(numbers, 200)) == [*expected], "each appears once"

@@ -140,7 +140,7 @@ def read_facts(jobs: JobClient, name: str) -> JobFacts:
     run_id = JobStatus(job).run_id
     notes: list[str] = []
     pods = _optional("pods", lambda: jobs.pods(name), notes)
-    events = _optional("events", lambda: _events(jobs, job, run_id), notes)
+    events = _optional("events", lambda: jobs.related_events(job, run_id).items, notes)
     if pods is not None:
         pods = [dict(pod.document) for pod in pods_of_run(pods, run_id)]
     status = JobStatus(job)
@@ -156,18 +156,6 @@ def read_facts(jobs: JobClient, name: str) -> JobFacts:
         return replace(facts, summary=kept_summary(jobs, status))
     except (DeniedError, UnavailableError) as error:
         return replace(facts, without_summary=message_of(error))
-
-
-def _events(jobs: JobClient, job: Document, run_id: str) -> list[Document]:
-    """Its events, without those of an earlier job of its name."""
-    since = _created(job)
-    found = jobs.related_events(JobStatus(job).name, {run_id}).items
-    return [each for each in found if not _created(each) or _created(each) >= since]
-
-
-def _created(document: Document) -> str:
-    """When it was created, by the API server's clock; empty if that is missing."""
-    return str(mapping_of(document.get("metadata")).get("creationTimestamp") or "")
 
 
 def _cluster_of_copy(jobs: JobClient, job: JobStatus, notes: list[str]) -> str:

@@ -77,14 +77,15 @@ def events(
     """
     if watch and run_id is not None:
         raise click.UsageError("--run lists events of the past: remove --watch")
-    job = JobStatus(jobs.get(name))
+    document = jobs.get(name)
+    job = JobStatus(document)
 
     def is_wanted(event: Document) -> bool:
         return not types or event.get("type") in types
 
     if watch:
-        return _watch(jobs, name, job.run_id, is_wanted, output)
-    found = [] if run_id is not None else jobs.related_events(name, {job.run_id}).items
+        return _watch(jobs, document, job.run_id, is_wanted, output)
+    found = [] if run_id is not None else jobs.related_events(document, job.run_id).items
     is_kept = not found
     if is_kept:
         found = _kept(jobs, job, run_id)
@@ -116,7 +117,7 @@ def _kept(jobs: JobClient, job: JobStatus, run_id: str | None) -> list[Document]
 
 
 def _watch(
-    jobs: JobClient, name: str, run_id: str, is_wanted: Callable[[Document], bool], output: str
+    jobs: JobClient, job: Document, run_id: str, is_wanted: Callable[[Document], bool], output: str
 ) -> int:
     def connection_lost(message: str) -> None:
         click.echo(f"dlion: connection lost, retrying: {message}", err=True)
@@ -124,7 +125,7 @@ def _watch(
     if output != "json":
         click.echo(_line(COLUMNS))
     try:
-        for event in follow_events(jobs, name, {run_id}, on_disconnect=connection_lost):
+        for event in follow_events(jobs, job, run_id, on_disconnect=connection_lost):
             if not is_wanted(event):
                 continue
             document: dict[str, Any] = without_managed_fields(event)
