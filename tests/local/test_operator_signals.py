@@ -21,6 +21,7 @@ from dlion_api.cluster_names import BLOCK_SIGTERM_COMMAND
 from dlion_api.exit_codes import ExitCode
 
 WITHIN_S = 30.0
+CONFIG = "{site: plant-a, images: {worker: w, sidecar: s}, coordinator: {address: here:1}}"
 
 
 def has_begun(process: Path) -> bool:
@@ -54,23 +55,38 @@ def test_an_operator_ends_at_an_early_signal(
     [
         (None, ExitCode.UNAVAILABLE, "no cluster: this process runs in no pod"),
         ("apiVersion: v1", ExitCode.UNAVAILABLE, "no cluster: "),
-        ("clusters: [", ExitCode.FAILED, "ParserError"),  # any other error, too
+        ("clusters: [", ExitCode.UNAVAILABLE, "no cluster: "),
+        ("[]", ExitCode.FAILED, "TypeError"),  # any other error, too
     ],
 )
 def test_an_operator_that_cannot_start_ends_with_the_reason(
     tmp_path: Path, kubeconfig: str | None, code: ExitCode, message: str
 ) -> None:
     config, file = tmp_path / "config.yaml", tmp_path / "kubeconfig"
-    config.write_text(
-        "{site: plant-a, images: {worker: w, sidecar: s}, coordinator: {address: here:1}}"
-    )
+    config.write_text(CONFIG)
     command = [sys.executable, "-m", "dlion_operator", "--config", str(config)]
     if kubeconfig is not None:
         file.write_text(kubeconfig)
         command += ["--kubeconfig", str(file)]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=4 * WITHIN_S, check=False
-    )
+    done = start_failed(command)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
+    assert ("Give --kubeconfig FILE" in done.stderr) == (kubeconfig is None)
+
+
+def test_a_pod_without_a_token_is_named_as_the_reason(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "dlion_operator", "--config", str(config)]
+    done = start_failed(command, KUBERNETES_SERVICE_HOST="127.0.0.1", KUBERNETES_SERVICE_PORT="443")
+    assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
+    assert "Service token file does not exist. Set automountServiceAccountToken" in done.stderr
+    assert "--kubeconfig" not in done.stderr
+
+
+def start_failed(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run an operator that cannot start, outside of a pod unless these variables say otherwise."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")} | variables
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=4 * WITHIN_S, check=False
+    )

@@ -5,6 +5,7 @@ package reads the token again every minute.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
 from dlion_api.cluster_names import MANAGER
@@ -78,7 +80,7 @@ _REFUSED = frozenset({400, 403, 404, 405, 413, 415, 422})
 async def connect(kubeconfig: str | None = None) -> client.ApiClient:
     """Return a client for the cluster of this process, or of a kubeconfig file.
 
-    Raises: UnavailableError if neither is configured.
+    Raises: UnavailableError if that is not configured, or is invalid.
     """
     configuration = client.Configuration()
     try:
@@ -89,10 +91,15 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
         else:
             load: Any = config.load_kube_config  # untyped
             await load(config_file=kubeconfig, client_configuration=configuration)
-    except config.ConfigException as error:
-        where = "this process runs in no pod" if kubeconfig is None else kubeconfig
-        why = str(error).rstrip(".")
-        raise UnavailableError(f"no cluster: {where}: {why}. Give --kubeconfig FILE") from error
+    except (config.ConfigException, yaml.YAMLError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        if kubeconfig is not None:
+            why = f"{kubeconfig}: {why}"
+        elif os.environ.get("KUBERNETES_SERVICE_HOST"):
+            why += ". Set automountServiceAccountToken: true for this pod"
+        else:
+            why = f"this process runs in no pod: {why}. Give --kubeconfig FILE"
+        raise UnavailableError(f"no cluster: {why}") from error
     return client.ApiClient(configuration)
 
 
