@@ -42,7 +42,7 @@ def group_capacities(
     free = [(node, _allocatable(node)) for node in nodes]
     places = []
     for group, pod in pods:
-        usable = [left for node, left in free if _is_schedulable(node, pod)]
+        usable = [left for node, left in free if _is_schedulable(node, pod) and left[_PODS] >= 1]
         request = _requests(pod)
         places.append((group, request, usable, _reason(usable, request)))
     by_group = {}
@@ -98,7 +98,9 @@ def _is_schedulable(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
 def _reason(usable: Sequence[dict[str, Decimal]], request: Amounts) -> str:
     """Why no free node fits one worker."""
     if not usable:
-        return "no node is ready, free of taints and has the labels of nodeSelector"
+        return (
+            "no node is ready and free of taints, has the labels of nodeSelector and may run pods"
+        )
     for name, amount in sorted(request.items()):
         most = max(left.get(name, Decimal(0)) for left in usable)
         if amount > most:

@@ -262,6 +262,17 @@ def test_a_node_has_room_for_as_many_pods_as_it_may_run() -> None:
     assert (found.placed, found.reason) == (4, "")
 
 
+def test_a_node_that_may_run_no_pod_is_not_one_of_the_nodes() -> None:
+    small, closed = node(), node()
+    closed["status"]["allocatable"]["pods"] = "0"
+    (room,) = capacities((group("g", 1),), [closed])
+    assert room.reason.startswith("no node is ready")
+    assert room.reason.endswith("may run pods")
+    small["status"]["allocatable"]["cpu"] = "500m"
+    (room,) = capacities((group("g", 1, cpu="1"),), [small, closed])
+    assert room.reason == "a worker requests cpu 1, no node has more than 0.5"
+
+
 def test_a_node_for_each_resource_is_no_node_for_a_worker() -> None:
     nodes = [node(), node()]
     nodes[0]["status"]["allocatable"] = {"cpu": "8", "memory": "1Gi"}
