@@ -52,6 +52,10 @@ from dlion_api.spec import load_job
 from dlion_worker.training.trial import try_program
 found = try_program(load_job({DOCUMENT!r}), data_root=Path("/tmp"), program_root=Path("/tmp"))
 print(os.uname().machine, f"{{time.process_time():.0f}} s of CPU:", found.text)
+import numpy as np
+from dlion_core.codecs.norms import squared_norm_of
+print("norm", squared_norm_of(np.arange(9, dtype="f4")))
+print("compiled here:", sum(squared_norm_of.stats.cache_misses.values()))
 """
 MACHINES = """
 import os
@@ -72,7 +76,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(7200),
 ]
 
 
@@ -103,7 +107,7 @@ def image(emulation: None, request: pytest.FixtureRequest) -> str:
         buildah(
             "bud", "--layers", "--pull-never", "--network=host", "--format=docker",
             "--platform=linux/arm64", f"--target={request.param}", f"--tag={reference}",
-            f"--build-arg=BASE={base}", str(ROOT), timeout_s=3000,
+            f"--build-arg=BASE={base}", str(ROOT), timeout_s=5400,
         )  # fmt: skip
     return reference
 
@@ -153,5 +157,4 @@ def test_an_image_is_of_arm64_and_its_program_starts(image: str) -> None:
             print(printed)
             assert printed.startswith("aarch64 ")
             assert "27,722 parameters" in printed
-            kernels = buildah("run", name, "--", "find", "/opt/kernels", "-name", "*.nbc")
-            assert kernels
+            assert printed.endswith("norm 204.0\ncompiled here: 0\n")
