@@ -33,9 +33,17 @@ class SlowRecords:
     """A run that takes a record only when the workers have sent another one, or have ended."""
 
     def __init__(
-        self, folder: Path, first_step: Callable[[SlowRecords], None], **spec: Any
+        self,
+        folder: Path,
+        first_step: Callable[[SlowRecords], None],
+        *,
+        elapsed_s: float = 0.0,
+        **spec: Any,
     ) -> None:
-        """`first_step` is called once the first step's record is taken."""
+        """`first_step` is called once the first step's record is taken.
+
+        `elapsed_s`: of earlier runs that this one resumes.
+        """
         trainer = {"program": blobs(folder, nap_s=0.0), "stop": {"maxSteps": STEPS}}
         job = load_job(job_document(WORKERS, trainer=trainer, **spec))
         self.taken: list[ProgressRecord] = []
@@ -48,6 +56,7 @@ class SlowRecords:
             job=job, plan=unlimited_plan(job.workers()),
             coordinator=LocalCoordinator(job, self._send),
             results_dir=folder, data_root=folder, on_record=self._take, privileged=False,
+            elapsed_s=elapsed_s,
         )  # fmt: skip
 
     def _send(self, record: ProgressRecord) -> None:
@@ -91,8 +100,11 @@ def kill_a_worker(run: SlowRecords) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_signal_ends_the_processes_before_the_records_are_written(tmp_path: Path) -> None:
-    run = SlowRecords(tmp_path, interrupt)
+@pytest.mark.parametrize("elapsed_s", [0.0, 3600.0])
+def test_a_signal_ends_the_processes_before_the_records_are_written(
+    tmp_path: Path, elapsed_s: float
+) -> None:
+    run = SlowRecords(tmp_path, interrupt, elapsed_s=elapsed_s)
     with pytest.raises(KeyboardInterrupt):
         run.runner.run()
     after = [each.reason for each in run.taken if isinstance(each, EventRecord)]

@@ -40,8 +40,8 @@ class LocalCoordinator:
             for name in (SiteName(site.name) for site in sites)
         }
 
-    def start(self, host: str) -> str:
-        """Serve on that host at a free port; return the address."""
+    def start(self, host: str, start_time_monotonic_s: float) -> str:
+        """Serve on that host at a free port a run that began then; return the address."""
         authority = next(iter(self._authorities.values()), None)
         server = self._server = CoordinatorServer(f"{host}:0", authority)
         server.open(
@@ -49,6 +49,7 @@ class LocalCoordinator:
             authorities=self._authorities,
             tokens=self._tokens,
             on_record=self.take,
+            start_time_monotonic_s=start_time_monotonic_s,
             feed_limit_bytes=0,  # no followers: the runner writes the results
         )
         self._thread = CoordinatorThread(server, self._job.key)

@@ -54,8 +54,8 @@ EnvironmentListener = Callable[[tuple[EnvironmentFigure, ...], tuple[str, ...]],
 class RunCoordinator(Protocol):
     """The coordinator of one run, as the runner needs it; the operator implements it."""
 
-    def start(self, host: str) -> str:
-        """Serve on that host at any port. Return the address."""
+    def start(self, host: str, start_time_monotonic_s: float) -> str:
+        """Serve on that host at any port a run that began then. Return the address."""
 
     def token(self, worker: WorkerIdentity) -> str:
         """The token with which that worker authenticates."""
@@ -181,7 +181,8 @@ class LocalRunner:
     # ---- starting ------------------------------------------------------------------------------
 
     def _start(self, work_dir: Path) -> None:
-        address = self.coordinator.start(self._environment.network.coordinator_host())
+        host = self._environment.network.coordinator_host()
+        address = self.coordinator.start(host, self._start_s)
         self._slowest_link = slowest_link(self.job, self.plan)
         configs = {
             worker.rank: str(self._write_config(worker, work_dir, address))
