@@ -5,6 +5,7 @@ or a dict of arrays for several outputs. Shape suffixes: B batch, C classes.
 """
 
 import itertools
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -29,6 +30,10 @@ _FACTORS = (10.0, -10.0, 1000.0, -1000.0)
 """Factors of the weights: with one of them logits leave 0..1, while probabilities do not."""
 _WHOLE = 0.02
 """Deviation from 1 of probabilities' sum, as bfloat16 rounds them."""
+_STACK = re.compile(
+    r"^(Detected at .*|<stack traces unavailable>|  File .*(\n    .*)*)$", re.MULTILINE
+)
+"""TensorFlow's lines about where an operation was defined."""
 
 
 class Scoring:
@@ -148,7 +153,7 @@ class Scoring:
 
     def rejection(self, y_B: NDArray[Any], message: str) -> str:
         """Why TensorFlow rejects a batch, with its message last."""
-        message = _cause(message)[:400]
+        message = graph_error_cause(message)[:400]
         name, advice = self._program.name, "Check the data, the loss and the accuracy"
         if not self._class_count:
             return f"program {name}: TensorFlow rejected a batch: {message}. {advice}"
@@ -242,10 +247,11 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _cause(message: str) -> str:
+def graph_error_cause(message: str) -> str:
     """The message of an error in a graph without the stack, which TensorFlow puts before the
     cause."""
-    parts = message.split("\n\n")
-    if parts[0] != "Graph execution error:":
+    head, _, rest = message.partition("\n\n")
+    if head != "Graph execution error:":
         return message
-    return "\n".join(part for part in parts[1:] if not part.startswith(("Detected at", "  File")))
+    cause = [line for line in _STACK.sub("", rest).splitlines() if line.strip()]
+    return "\n".join(cause) or message

@@ -17,11 +17,15 @@ from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 from dlion_worker.training.programs.shape_mismatch import loss_mismatch
+from dlion_worker.training.scoring import graph_error_cause
 
 LABELS = np.arange(12).astype(np.int32) % 6
 ONE_HOT = np.eye(6, dtype=np.float32)[LABELS]
 SPARSE, CATEGORICAL = "sparse_categorical_crossentropy", "categorical_crossentropy"
 X = np.zeros((12, 4), np.float32)
+DETECTED = "Graph execution error:\n\nDetected at node a defined at (most recent call last):\n"
+FRAME = '  File "model.py", line 7, in call\n    return y[x]\n'
+CAUSE = "indices[1,4] = 12 is not in [0, 10)"
 
 
 def error_of(
@@ -109,6 +113,19 @@ def test_a_token_outside_an_embedding_is_named() -> None:
     model = FlatModel(TrainingProgram("mine", build), input_shape=(5,), class_count=2, seed=1)
     with pytest.raises(DLionError, match=r"batch with .*: indices\[1,4\] = 12 is not in \[0, 10\)"):
         model.step(np.array([[0] * 5, [0, 0, 0, 0, 12]], np.int32), LABELS[:2])
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (f"{DETECTED}<stack traces unavailable>\n{CAUSE}", CAUSE),
+        (f"{DETECTED}{FRAME}\n{FRAME}\n{CAUSE}\n\t [[node a]]", f"{CAUSE}\n\t [[node a]]"),
+        (f"{DETECTED}{FRAME}", f"{DETECTED}{FRAME}"),
+        (CAUSE, CAUSE),
+    ],
+)  # fmt: skip
+def test_a_cause_is_kept_with_and_without_a_stack(message: str, cause: str) -> None:
+    assert graph_error_cause(message) == cause
 
 
 def test_a_metric_that_does_not_fit_is_named_too() -> None:
