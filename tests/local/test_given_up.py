@@ -158,15 +158,17 @@ def test_a_run_that_a_failed_worker_ends_waits_for_no_other_for_ever(
         results_dir=tmp_path, data_root=tmp_path, on_record=records.append, privileged=False,
     )  # fmt: skip
     running = threading.Thread(target=lambda: outcomes.append(run.run()), daemon=True)
-    running.start()
-    wait_until(lambda: "TrainingStarted" in reasons(records))
-    run._group.kill("worker-0")
-    running.join(LONG_S)
-    coordinator.close()
+    with contextlib.closing(coordinator):
+        running.start()
+        wait_until(lambda: "TrainingStarted" in reasons(records))
+        run._group.kill("worker-0")
+        running.join(LONG_S)
     (outcome,) = outcomes
     assert outcome.exit_code is not ExitCode.OK
     assert list(outcome.failed) == [Rank(0)]
-    assert outcome.problems == ("workers 1 had not finished 1 s later",)
+    (problem,) = outcome.problems
+    assert problem.startswith("workers 1 had not finished 1 s after the run's end: worker 0 has")
+    assert problem.endswith("failurePolicy is Fail")
 
 
 def reasons(records: list[ProgressRecord]) -> list[str]:

@@ -100,6 +100,7 @@ class LocalRunner:
         self._ends_at_s = float("inf")
         self._conditions = self.plan.initial
         self._finish_by_s = float("inf")
+        self._end_reason = ""
         self._problems: list[str] = []
         self._records: queue.SimpleQueue[ProgressRecord] = queue.SimpleQueue()
         self._training_began_s: float | None = None
@@ -273,7 +274,8 @@ class LocalRunner:
                 return  # no worker has trained, so there is nothing to save
             if self._running and time.monotonic() > self._finish_by_s:
                 late = f"workers {', '.join(map(str, sorted(self._running)))}"
-                self._problems.append(f"{late} had not finished {FINISH_TIMEOUT_S:g} s later")
+                after = f"{FINISH_TIMEOUT_S:g} s after the run's end: {self._end_reason}"
+                self._problems.append(f"{late} had not finished {after}")
                 return
             time.sleep(POLL_S)
 
@@ -300,7 +302,7 @@ class LocalRunner:
             self._end_early(code, problem)
 
     def _end_early(self, code: ExitCode, reason: str) -> None:
-        self._fatal = code
+        self._fatal, self._end_reason = code, reason
         self._finish_by_s = time.monotonic() + FINISH_TIMEOUT_S
         self.coordinator.request_stop(reason)
 
