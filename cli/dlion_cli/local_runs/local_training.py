@@ -43,13 +43,15 @@ class LocalRecordSink:
     saved_by: set[Rank] = field(default_factory=set)
     """Workers that saved their site's final model in this run."""
     iteration: int = 0
+    """The highest of any worker that trains: sensors make steps of their own."""
     has_trained: bool = False
 
     def take(self, record: ProgressRecord) -> None:
         """Process one record, in order of arrival."""
         self.folder.append(record)
         self.view.update(record)
-        self.iteration = max(self.iteration, record.iteration)
+        if self.folder.job.spec.exchange.trains(record.rank):
+            self.iteration = max(self.iteration, record.iteration)
         if isinstance(record, EventRecord):
             self.has_trained |= record.reason == EventReason.TRAINING_STARTED
             if record.reason == EventReason.TRAINING_STOPPED:

@@ -156,8 +156,12 @@ def _missing_replicas(run: Run) -> list[str]:
 
 
 def _progress_text(run: Run) -> str:
-    """The progress that was reached, as text."""
-    iteration = max((report.iteration for report in _reports(run)), default=0)
+    """The progress that was reached, as text. Sensors make steps of their own."""
+    trains = run.job.spec.exchange.trains
+    here = [each for each in run.workers if each.site == run.site]
+    sensors = {(each.group, each.index) for each in here if not trains(each.rank)}
+    reports = [pod.end_report for pod in run.pods if (pod.group, pod.index) not in sensors]
+    iteration = max((report.iteration for report in reports if report is not None), default=0)
     iteration = iteration or run.view.iteration
     trainer = run.view.trainer_status
     percent = trainer.progress_percentage if trainer else None

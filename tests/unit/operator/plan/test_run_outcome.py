@@ -453,6 +453,13 @@ def test_a_run_that_was_stopped_before_its_stop_rule_ended_early() -> None:
     assert decision.status["trainerStatus"]["progressPercentage"] == 12
 
 
+def test_the_iteration_of_a_run_that_ended_early_is_that_of_the_decoder() -> None:
+    """Sensors of topology `staged` make steps of their own."""
+    world, why = training({"small": 2}, **STAGED), "it is over at plant-b"
+    decision = ended(world, EndReport(why, 12, (Rank(0),)), EndReport(why, 40))
+    assert ready_reason(decision)[1].startswith("ended at iteration 12")
+
+
 def test_a_model_without_a_replica_that_was_not_reached_is_partial() -> None:
     world = training({"small": 3})
     saved = EndReport(MET, 100, (Rank(0), Rank(2)), missing=(Rank(1),))
