@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlion_api import cluster_names
-from dlion_api.errors import DeniedError, Problem, SpecError, UnavailableError
+from dlion_api.errors import DataError, DeniedError, Problem, SpecError, UnavailableError
 from dlion_api.names import DNS_LABEL, GROUP, KIND, VERSION, JobKey
 from dlion_cli.cluster.client import (
     APPLY,
@@ -202,7 +202,7 @@ class JobClient:
         """Events about this job and about the objects of that run.
 
         Reads all events of the namespace by pages, since selectors cannot name several objects.
-        Raises: as `ClusterClient.request`, also where events may not be read; UnavailableError if
+        Raises: as `ClusterClient.request`, also where events may not be read; DataError if
         they are too many to read.
         """
         path, start = self.cluster.core_path("events"), ""
@@ -217,7 +217,7 @@ class JobClient:
             start = str(metadata.get("continue") or "")
             if not start:
                 return RelatedEvents(sorted(found, key=event_time), version)
-        raise UnavailableError(
+        raise DataError(  # a retry would read as many
             f"namespace {self.cluster.namespace} has more than "
             f"{_MAX_EVENT_PAGES * _EVENTS_PER_PAGE:,} events. Those of the job alone: kubectl get "
             f"events -n {self.cluster.namespace} --field-selector "

@@ -69,7 +69,7 @@ def follow_events(
 ) -> Iterator[Document]:
     """Yield the events about a job and its run, then each new or repeated one; never ends.
 
-    Raises: as `JobClient.related_events` at the first request; DeniedError at any.
+    Raises: as `JobClient.related_events` at the first request; DeniedError, DataError at any.
     """
     known: dict[str, str] = {}
     is_first, pause_s = True, _FIRST_PAUSE_S

@@ -457,11 +457,25 @@ def test_too_many_events_to_find_those_of_the_job_are_an_error(
 ) -> None:
     """A server may never end. Part of the events would look like all."""
     endless = listed(*OURS, **{"continue": "p"})
-    command = ["events", "digits", "--kubeconfig", kubeconfig(a=server(job(), events=endless))]
-    assert main(command) == ExitCode.UNAVAILABLE
+    file = kubeconfig(a=server(job(), pods=NONE, events=endless))
+    assert main(["describe", "digits", "--kubeconfig", file]) == 0
+    assert "without events: namespace ml has more than 100,000" in capsys.readouterr().out
+    command = ["events", "digits", "--kubeconfig", file]
+    assert main(command) == ExitCode.DATA
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "namespace ml has more than 100,000 events" in captured.err
+
+
+def test_a_watch_ends_where_the_events_have_become_too_many(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each further request would read as many."""
+    answers = iter([listed(*OURS)])
+    endless = listed(*OURS, **{"continue": "p"})
+    growing = server(job(), events=lambda: next(answers, endless), watch=(200, ""))
+    assert main(["events", "digits", "-w", "--kubeconfig", kubeconfig(a=growing)]) == ExitCode.DATA
+    assert "connection lost" not in capsys.readouterr().err
 
 
 def test_missing_events_and_a_missing_right_are_reported(

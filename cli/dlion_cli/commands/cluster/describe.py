@@ -11,7 +11,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from dlion_api.errors import DeniedError, UnavailableError
+from dlion_api.errors import DataError, DeniedError, UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.connection_flags import selects_cluster
@@ -197,10 +197,10 @@ def _load(
 def _optional(
     what: str, query: Callable[[], list[Document]], notes: list[str]
 ) -> list[Document] | None:
-    """The documents; None and a note if they may not be read."""
+    """The documents; None and a note if they cannot be read."""
     try:
         return query()
-    except (DeniedError, UnavailableError) as error:
+    except (DataError, DeniedError, UnavailableError) as error:
         notes.append(f"without {what}: {message_of(error)}")
         return None
 
