@@ -113,7 +113,7 @@ class PodStatus:
 
     @property
     def state(self) -> str:
-        """One word, as in the column STATUS of kubectl; a reason of the whole pod comes first.
+        """One word, mostly as in kubectl's column STATUS; a reason of the whole pod comes first.
 
         Source: Kubernetes, `printPod` in pkg/printers/internalversion.
         """
@@ -154,6 +154,8 @@ def _ending(container: ContainerStatus) -> str:
     """How it failed, in a word; empty if it has not, or that is not known."""
     code = container.terminated.get("exitCode")
     known = "" if code is None else f"ExitCode:{text(code)}"
+    if signal := container.terminated.get("signal"):
+        known = f"Signal:{text(signal)}"
     return text(container.terminated.get("reason"), known)
 
 

@@ -18,6 +18,8 @@ from dlion_cli.views.pod_status import PodStatus
         ({"exitCode": 67, "reason": "Error"}, "Error"),
         ({"exitCode": 67}, "ExitCode:67"),
         ({"exitCode": 67, "reason": ""}, "ExitCode:67"),
+        ({"exitCode": 137, "signal": 9}, "Signal:9"),
+        ({"exitCode": 137, "signal": 0}, "ExitCode:137"),
         ({}, "Failed"),
     ],
 )
