@@ -138,6 +138,8 @@ class _CredentialPlugin:
         terminal. Otherwise its words are the error."""
         version, mode = self._given["apiVersion"], self._given.get("interactiveMode")
         is_interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        if mode == "Always" and not is_interactive:
+            raise ValueError("exec: the plugin must ask, and standard input is no terminal")
         spec: dict[str, Any] = {"interactive": is_interactive}
         if self._given.get("provideClusterInfo"):
             extensions = mappings_in(self._cluster.get("extensions"))
@@ -145,15 +147,19 @@ class _CredentialPlugin:
             spec["cluster"] = {**self._cluster, "config": next(own, None)}
         info = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
         added = {each["name"]: each["value"] for each in self._given.get("env") or ()}
-        ended = subprocess.run(
-            [self._given["command"], *(self._given.get("args") or ())],
-            check=False,
-            env={**os.environ, **added, "KUBERNETES_EXEC_INFO": json.dumps(info)},
-            stdin=sys.stdin if is_interactive else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr if is_interactive else subprocess.PIPE,
-            text=True,
-        )
+        try:
+            ended = subprocess.run(
+                [self._given["command"], *(self._given.get("args") or ())],
+                check=False,
+                env={**os.environ, **added, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+                stdin=sys.stdin if is_interactive else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=sys.stderr if is_interactive else subprocess.PIPE,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            hint = self._given.get("installHint") or "Install it, or correct its path"
+            raise ValueError(f"exec: {error}. {hint}") from error
         if ended.returncode:
             words = f". {ended.stderr.strip()}" if ended.stderr else ""
             raise ValueError(f"exec: process returned {ended.returncode}{words}")

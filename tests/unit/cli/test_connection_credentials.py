@@ -358,6 +358,27 @@ def test_a_plugin_gets_the_fields_of_its_user_and_cluster(tmp_path: Path) -> Non
         assert info["spec"]["cluster"]["config"] == {"audience": "a"}
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"command": "true", "interactiveMode": "Always"}, "standard input is no terminal"),
+        ({"command": "no-such-plugin", "installHint": "Get it: x"}, "no-such-plugin.*Get it: x"),
+        ({"command": "no-such-plugin"}, "no-such-plugin.*Install it"),
+    ],
+)
+def test_a_plugin_that_cannot_run_is_named_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], message: str
+) -> None:
+    user = {"exec": {"apiVersion": VERSION, **given}}
+    with (
+        served(tmp_path / "config", {"here": Server({}, user=user)}) as file,
+        Path(os.devnull).open() as nothing,
+    ):
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with pytest.raises(DataError, match=message):
+            connect(ConnectionSettings(kubeconfig=file))
+
+
 @contextlib.contextmanager
 def at_a_terminal(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Any]:
     """Within it, these streams of the process are a terminal; yield its screen."""
