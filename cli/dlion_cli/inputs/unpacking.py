@@ -73,7 +73,11 @@ def _receive(
     except tarfile.ReadError as error:
         raise _truncated_error(str(error)) from error
     except (tarfile.TarError, ValueError, RecursionError) as error:  # what tarfile lets through
-        raise ContractError(f"the keeper's stream is malformed: {error}") from error
+        why = str(error).split(". Pack it ", 1)[0]  # advice for the author of an archive
+        raise ContractError(
+            f"the keeper's stream is malformed: {why}; nothing was changed. Restart the keeper, or "
+            "report it"
+        ) from error
     if expected is None:
         raise _truncated_error("no checksums at its end")
     _check(expected, digests)

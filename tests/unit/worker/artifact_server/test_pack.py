@@ -254,6 +254,13 @@ def test_hostile_members_are_refused(tmp_path: Path, content: bytes) -> None:
     assert names(tmp_path) == set()
 
 
+def test_a_malformed_stream_has_advice_for_the_reader(tmp_path: Path) -> None:
+    content = hostile(member("large-header", comment="x" * 100_000))
+    with pytest.raises(ContractError, match=r"nothing was changed\. Restart the keeper") as raised:
+        unpack([content], tmp_path / "out")
+    assert "Pack it" not in str(raised.value)
+
+
 def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [
         sys.executable,
