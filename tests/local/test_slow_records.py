@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_api.reasons import EventReason
 from dlion_api.spec import load_job
 from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_environments.plan import unlimited_plan
@@ -111,6 +113,13 @@ def test_a_signal_ends_the_processes_before_the_records_are_written(
     assert run.taken_while_training == 0
     assert len(list(tmp_path.glob("state/w*/checkpoint.npz"))) == WORKERS
     assert "WorkerLost" not in after, "this process has ended it"
+
+
+def test_training_has_begun_before_its_record_is_written(tmp_path: Path) -> None:
+    runner = SlowRecords(tmp_path, interrupt).runner
+    assert "the others would wait" in runner._stop_cause()
+    runner.record(EventRecord(1.0, Rank(0), 0, EventReason.TRAINING_STARTED, ""))
+    assert not runner._stop_cause()
 
 
 @pytest.mark.timeout(180)

@@ -111,6 +111,8 @@ class LocalRunner:
 
     def record(self, record: ProgressRecord) -> None:
         """Accept a record from the coordinator. Thread-safe."""
+        if getattr(record, "reason", "") == EventReason.TRAINING_STARTED:
+            self._training_began_s = self._training_began_s or time.monotonic()
         self._records.put(record)
 
     @property
@@ -366,9 +368,7 @@ class LocalRunner:
         """Apply quotas while a worker trains, not while it imports TensorFlow or ends."""
         if record.reason == EventReason.WORKER_READY:
             self._environment.apply_quota(record.rank)
-        elif record.reason == EventReason.TRAINING_STARTED and self._training_began_s is None:
-            began_s = time.monotonic()
-            self._training_began_s = began_s
+        elif (began_s := self._training_began_s) and record.reason == EventReason.TRAINING_STARTED:
             self._environment.start_changes(
                 lambda: time.monotonic() - began_s, self._on_environment_change
             )
