@@ -6,6 +6,7 @@ The end of a worker is noticed all the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -54,9 +55,10 @@ class SlowRecords:
         self.is_interrupted = False
         self.folder, self._first_step, self._sent = folder, first_step, 0
         self._has_stepped = False
+        self.coordinator = LocalCoordinator(job, self._send)
         self.runner = LocalRunner(
             job=job, plan=unlimited_plan(job.workers()),
-            coordinator=LocalCoordinator(job, self._send),
+            coordinator=self.coordinator,
             results_dir=folder, data_root=folder, on_record=self._take, privileged=False,
             elapsed_s=elapsed_s,
         )  # fmt: skip
@@ -107,7 +109,7 @@ def test_a_signal_ends_the_processes_before_the_records_are_written(
     tmp_path: Path, elapsed_s: float
 ) -> None:
     run = SlowRecords(tmp_path, interrupt, elapsed_s=elapsed_s)
-    with pytest.raises(KeyboardInterrupt):
+    with contextlib.closing(run.coordinator), pytest.raises(KeyboardInterrupt):
         run.runner.run()
     after = [each.reason for each in run.taken if isinstance(each, EventRecord)]
     assert run.taken_while_training == 0
@@ -125,6 +127,7 @@ def test_training_has_begun_before_its_record_is_written(tmp_path: Path) -> None
 @pytest.mark.timeout(180)
 def test_the_end_of_a_worker_is_noticed(tmp_path: Path) -> None:
     run = SlowRecords(tmp_path, kill_a_worker, failurePolicy="Fail")
-    outcome = run.runner.run()
+    with contextlib.closing(run.coordinator):
+        outcome = run.runner.run()
     assert outcome.exit_code is not ExitCode.OK
     assert [*outcome.failed] == [1]
