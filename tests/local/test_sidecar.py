@@ -2,8 +2,8 @@
 
 Two sidecars with certificates from a real coordinator exchange capacities over mutual TLS, and both
 trainers get weighted batches that add up. Budgets follow deliveries. A killed sidecar is found
-again and restores its last directive and its port. Six sidecars stay within 80 MB and 2 % of a core
-each. A peer with a false identity is refused. A sidecar requests a new certificate when its trainer
+again and restores its last directive and its port. Six sidecars stay within 80 MB and do not poll.
+A peer with a false identity is refused. A sidecar requests a new certificate when its trainer
 reports other bundles. A sidecar that does not read never blocks its trainer. Metrics are served,
 also the time since a trainer's last message. A wrong configuration ends with code 65.
 
@@ -50,7 +50,9 @@ from dlion_worker.trainer.background.sidecar_client import (
 
 LONG_S = 30.0
 MEMORY_LIMIT_MB = 80.0
-CPU_LIMIT_RATIO = 0.02
+CPU_LIMIT_RATIO = 0.06
+"""Exceeded by a sidecar that polls. The bar of 2 % is that of benchmarks/exchange_cost.py (`make
+measure`): the same sidecars took 1.3 to 3.0 % of a core in runs of this test, minutes apart."""
 
 
 def document(workers: int, tls: str) -> dict[str, object]:
