@@ -4,7 +4,9 @@
 
 Run as root. Four workers train `cipher` with policy `dlion`, 192 samples each, on uplinks of 50
 Mbit/s that all links of a worker share. Thread clocks in the trainers measure CPU (`probe/`); that
-of sidecars is from /proc. Exit code 1 if a bar is missed.
+of sidecars is from /proc. Memory is what a process does not share with the one that it is forked
+from, as trainers of a local run are; so is the plain training that they are compared with. Exit
+code 1 if a bar is missed. Left out: a sidecar's memory (tests/local/test_sidecar.py).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ WORKERS, SAMPLES_EACH, MBIT_PER_S = 4, 192, 50
 MACHINE_SHARE = 0.96
 """Share of the machine's cores for the workers; the rest is for their sidecars."""
 MODEL_BYTES = 4 * 1_147_466
-CPU_BAR, SIDECAR_BAR_BYTES, SIDECAR_BAR_CORES = 0.25, 80e6, 0.02
+CPU_BAR, SIDECAR_BAR_CORES = 0.25, 0.02
 MEMORY_FIXED_BYTES = 64e6
 MODELS_PER_PEER = 6
 SKIPPED_STEPS = 3
@@ -47,28 +49,32 @@ ON_EXCHANGE_THREAD = ("cut into frames, checksum", "parse frames", "put together
 GRPC_THREADS = ("event_engine", "grpc_", "resolver-execut", "lifeguard", "timer_manager")
 
 PLAIN = """
-import os, resource, sys
+import gc, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import dlion_worker.trainer.__main__  # what trainers are forked with
 import numpy as np
 import tensorflow as tf
-tf.config.threading.set_intra_op_parallelism_threads(1)
 import keras
 from dlion_worker.training.programs.builtin import cipher
+gc.freeze()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+tf.config.threading.set_intra_op_parallelism_threads(1)
 model = cipher((32, 32, 3), 10)
 model.compile(keras.optimizers.SGD(0.01, momentum=0.9),
               keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 with np.load(sys.argv[1]) as data:
     x, y = data["x"].astype(np.float32) / 255, data["y"]
 model.fit(x, y, batch_size=int(sys.argv[2]), epochs=2, verbose=0)
-print(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+lines = open("/proc/self/smaps_rollup").read().splitlines()
+print(sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_")))
 """
 
 
 @dataclass
 class Sidecars:
-    """CPU and memory of the sidecars, measured from outside."""
+    """CPU of the sidecars, measured from outside."""
 
-    max_bytes: float = 0.0
     began: dict[int, tuple[float, float]] = field(default_factory=dict)
     cores: dict[int, float] = field(default_factory=dict)
 
@@ -76,25 +82,20 @@ class Sidecars:
         """Take one reading of each."""
         now_s = time.monotonic()
         for rank, pid in run.pids("sidecar").items():
-            reading = _reading(pid)
-            if reading is None:
+            if (cpu_s := _cpu_s(pid)) is None:
                 continue
-            cpu_s, resident = reading
-            self.max_bytes = max(self.max_bytes, resident)
             before_s, before_cpu_s = self.began.setdefault(rank, (now_s, cpu_s))
             if now_s > before_s:
                 self.cores[rank] = (cpu_s - before_cpu_s) / (now_s - before_s)
 
 
-def _reading(pid: int) -> tuple[float, float] | None:
-    """Return CPU seconds and resident bytes of a process; None if it has ended."""
+def _cpu_s(pid: int) -> float | None:
+    """Return CPU seconds of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
         return None
-    ticks = int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK"), int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def parts(steps: list[Record]) -> dict[str, float]:
@@ -126,7 +127,7 @@ def parts(steps: list[Record]) -> dict[str, float]:
 
 
 def plain_bytes(data: Path) -> int:
-    """Return resident bytes of plain Keras training of the same model with the same batch."""
+    """Return private bytes of plain Keras training of the same model with the same batch."""
     done = subprocess.run(
         [sys.executable, "-c", PLAIN, str(data), str(SAMPLES_EACH)],
         capture_output=True, text=True, check=True,
@@ -141,7 +142,6 @@ class Cost:
     per_iteration_s: dict[str, float]
     """CPU seconds by part, mean over the workers."""
     ratio: float
-    sidecar_bytes: float
     sidecar_cores: float
     trainer_bytes: float
     plain_bytes: float
@@ -151,7 +151,7 @@ class Cost:
 
     @property
     def memory_bar_bytes(self) -> float:
-        """Return the memory that a trainer may use above plain TensorFlow."""
+        """Return the memory that a trainer may use above plain Keras training."""
         return MODELS_PER_PEER * MODEL_BYTES * (WORKERS - 1) + MEMORY_FIXED_BYTES
 
     @property
@@ -159,7 +159,6 @@ class Cost:
         """Report whether every bar was met."""
         return (
             self.ratio <= CPU_BAR
-            and self.sidecar_bytes <= SIDECAR_BAR_BYTES
             and self.sidecar_cores <= SIDECAR_BAR_CORES
             and self.trainer_bytes - self.plain_bytes <= self.memory_bar_bytes
         )
@@ -204,9 +203,8 @@ def _cost(run: LocalRun, sidecars: Sidecars, plain: int) -> Cost:
     return Cost(
         per_iteration_s=mean,
         ratio=exchange_s / mean["gradient"],
-        sidecar_bytes=sidecars.max_bytes,
         sidecar_cores=max(sidecars.cores.values()),
-        trainer_bytes=max(step["resident_bytes"] for steps in by_rank for step in steps),
+        trainer_bytes=max(step["private_bytes"] for steps in by_rank for step in steps),
         plain_bytes=plain,
         step_s=statistics.median(s["wall_s"] for s in run.of_kind("step")),
         sent_bytes=sum(link["sent_bytes"] for link in links) / iterations / (WORKERS - 1),
@@ -223,9 +221,9 @@ def show(number: int, cost: Cost) -> None:
         print(f"    {name:40} {seconds * 1e3:8.2f} ms {share:7.1%}")
     print(f"    exchange / gradient {cost.ratio:.1%} (bar {CPU_BAR:.0%});"
           f" with everything except the gradient {_wider(cost):.1%}")  # fmt: skip
-    print(f"    sidecar {cost.sidecar_bytes / 1e6:.0f} MB, {cost.sidecar_cores:.2%} of a core")
+    print(f"    sidecar {cost.sidecar_cores:.2%} of a core (bar {SIDECAR_BAR_CORES:.0%})")
     trainer, plain = cost.trainer_bytes / 1e6, cost.plain_bytes / 1e6
-    print(f"    trainer {trainer:.0f} MB, plain TensorFlow {plain:.0f} MB: {trainer - plain:.0f} MB"
+    print(f"    trainer {trainer:.0f} MB, plain Keras {plain:.0f} MB: {trainer - plain:.0f} MB"
           f" over it (bar {cost.memory_bar_bytes / 1e6:.0f} MB)", flush=True)  # fmt: skip
 
 

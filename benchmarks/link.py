@@ -7,7 +7,8 @@ machine. In longer steps a whole gradient fits in the budget; in shorter ones th
 more than allowed. Two workers train `cipher` (float32, policy `dlion`) over links of 20 Mbit/s,
 later 5. Use and overshoot compare the bytes that left the interface, headers included, with the
 rate of htb. Backlog compares the bytes that a link holds (queued and unacknowledged) with the
-budget at the time of the oldest of them. All settings are the defaults, also `cpuFraction`: for
+budget at the time of the oldest of them. The job may fill its links (`bandwidthFraction` 1), also
+while it computes (mode `bounded`). All other settings are the defaults, also `cpuFraction`: for
 these workers a full link costs less than that. Exit code 1 if a bar is missed.
 """
 
@@ -211,6 +212,8 @@ def once(folder: Path, seconds: float, samples_each: int) -> list[Outcome]:
         data=data,
         global_batch=WORKERS * samples_each,
         exchange={"policy": "dlion", "codec": "float32"},
+        network={"bandwidthFraction": 1},  # the bars are about a full link
+        synchronization={"mode": "bounded"},
         trainer={"stop": {"maxSeconds": seconds}},
     )
     out = folder / "job"

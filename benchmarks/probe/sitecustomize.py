@@ -1,10 +1,10 @@
 """Measure trainers from inside: CPU by part, state of the links. Only for benchmarks.
 
-Python loads this module at start if its folder is in PYTHONPATH. It is active only in trainers and
-only if DLION_PROBE_DIR is set. Each trainer then appends a JSON line per step to `<pid>.jsonl`
-there. The line has CPU seconds by part of the exchange (exclusive, by thread clocks), CPU seconds
-by thread, and resident memory. With DLION_PROBE_LINKS_S another thread appends the state of every
-link at that interval.
+Python loads this module at start if its folder is in PYTHONPATH. It is active only in the server
+that forks the trainers, if DLION_PROBE_DIR is set. Each trainer then appends a JSON line per step
+to `<pid>.jsonl` there. The line has CPU seconds by part of the exchange (exclusive, by thread
+clocks), CPU seconds by thread, and private memory. With DLION_PROBE_LINKS_S another thread appends
+the state of every link at that interval.
 """
 
 from __future__ import annotations
@@ -82,19 +82,18 @@ class Notes:
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self._path = Path(_FOLDER) / f"{os.getpid()}.jsonl"
         self._lock = threading.Lock()
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line."""
-        with self._lock, self._path.open("a") as file:
+        with self._lock, (Path(_FOLDER) / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def step(self, record: Any) -> None:
         """Append the present values at the end of a step."""
         line = {"kind": "step", "rank": record.rank, "iteration": record.iteration}
         times = {"process_s": time.process_time(), "parts": dict(self._clocks.spent_s)}
-        self.write({**line, **times, "threads": _threads(), "resident_bytes": _resident_bytes()})
+        self.write({**line, **times, "threads": _threads(), "private_bytes": _private_bytes()})
 
 
 def _watch(clocks: Clocks, exchange_class: Any, reporter_class: Any) -> None:
@@ -148,10 +147,11 @@ def _threads() -> dict[str, float]:
     return dict(spent)
 
 
-def _resident_bytes() -> int:
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def _private_bytes() -> int:
+    """Return the memory that this process does not share with the one that it is forked from."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-if _FOLDER and "dlion_worker.trainer" in sys.orig_argv:
+if _FOLDER and "dlion_local.runner.fork_server" in sys.orig_argv:
     _install()
