@@ -117,7 +117,9 @@ LABEL org.opencontainers.image.base.name="${BASE}" \
       org.opencontainers.image.description="DLion's operator: runs DLionJobs of one site"
 COPY --from=operator-packages /opt/dlion/ /opt/dlion/
 COPY --from=operator-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
+# buildah 1.28 reuses a label's layer for other arguments, except after a RUN that names them.
 ARG BASE_DIGEST=""
+RUN : "${BASE_DIGEST}"
 LABEL org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 65532:65532
 ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_operator"]
@@ -131,6 +133,7 @@ LABEL org.opencontainers.image.base.name="${BASE}" \
 COPY --from=sidecar-packages /opt/dlion/ /opt/dlion/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 ARG BASE_DIGEST=""
+RUN : "${BASE_DIGEST}"
 LABEL org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 65532:65532
 ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_worker.pod"]
@@ -149,6 +152,7 @@ ENV KERAS_HOME=/tmp/.keras \
 COPY --from=kernels /opt/kernels/ /opt/kernels/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 ARG BASE_DIGEST=""
+RUN : "${BASE_DIGEST}"
 LABEL org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 65532:65532
 ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "dlion_worker.pod"]
