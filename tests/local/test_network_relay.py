@@ -8,8 +8,10 @@ Left out: real queues and packet loss, which a relay does not have (test_network
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -218,6 +220,33 @@ def test_a_missing_relay_is_detected(network: RelayNetwork) -> None:
     assert network.failure() == ""
     os.kill(network.process.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="has ended"):
+        network.apply(conditions(5))
+    assert "relay" in network.failure()
+
+
+def test_the_relay_may_open_as_many_files_as_the_machine_allows(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    made = RelayNetwork(plan(20), tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft // 2, hard))
+    try:
+        made.start()
+        assert resource.prlimit(made.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        made.close()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_relay_that_can_open_no_file_ends(network: RelayNetwork, free: int) -> None:
+    pid = network.process.pid
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    most = min(set(range(len(used) + 1)) - used) + free
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+    # Accepting a connection takes a file, and its way to the target another one.
+    with network.dial(Rank(0), Rank(1), 0) as dialled, contextlib.suppress(ConnectionResetError):
+        dialled.settimeout(LONG_S)
+        assert dialled.recv(1) == b""
+    with pytest.raises(UnavailableError, match=r"Too many open files\. Raise"):
         network.apply(conditions(5))
     assert "relay" in network.failure()
 

@@ -21,9 +21,10 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from dlion_api.names import Rank
+from dlion_api.protocol.port_limits import prepare_process
 from dlion_environments.plan import Conditions, Pipe, PipeKey, WorkerConditions
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,10 @@ class Relay:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
-                dialled, _ = await loop.sock_accept(listener)
+                try:
+                    dialled, _ = await loop.sock_accept(listener)
+                except OSError as error:
+                    _end(error)
                 task = asyncio.create_task(self._connect(dialled, dialler, target, target_port))
                 self._connections.add(task)
                 task.add_done_callback(self._connections.discard)
@@ -286,11 +290,22 @@ def _pipes_of_links(conditions: Conditions) -> dict[tuple[Rank, Rank], dict[Pipe
 
 
 def _new_socket(receive_bytes: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        _end(error)
     made.setblocking(False)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     return made
+
+
+def _end(error: OSError) -> NoReturn:
+    """End the process: without the link, workers would wait for each other."""
+    sys.exit(
+        f"no connection can be made: {error.strerror}. Raise the hard limit (ulimit -H -n), or "
+        "use fewer workers"
+    )
 
 
 def _set_buffers(connection: socket.socket, *, sending: int) -> None:
@@ -353,6 +368,7 @@ def _write_answer(answer: Mapping[str, Any]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare_process()  # a pair of workers takes a dozen descriptors
     asyncio.run(serve())
 
 
