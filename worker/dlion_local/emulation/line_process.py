@@ -90,20 +90,21 @@ class LineProcess:
         # It has closed its pipes, so it ends very soon.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
+        name = f"{self._module} (process {process.pid})"
+        return UnavailableError(f"{name} has ended; its last output: {self._last_output()}")
+
+    def _last_output(self) -> str:
         text = ""
         with contextlib.suppress(OSError):  # the folder may be gone
             text = self._errors_path.read_text(encoding="utf-8", errors="replace").strip()
-        return UnavailableError(
-            f"{self._module} (process {process.pid}) has ended; its last output: "
-            f"{text[-2000:] or 'nothing'}"
-        )
+        return text[-2000:] or "nothing"
 
     def failure(self) -> str:
-        """The failure if it ended before `close`; empty if it did not."""
+        """The failure, with the last output, if it ended before `close`; empty if it did not."""
         if self._process is None or self._process.poll() is None:
             return ""
         name = self._errors_path.stem.replace("_", " ")
-        return f"the {name} process has ended: see {self._errors_path}"
+        return f"the {name} process has ended; its last output: {self._last_output()}"
 
     def kill(self) -> None:
         """Kill the process; `close` is still needed."""

@@ -1,0 +1,33 @@
+"""Test a process that answers lines, and what its runner learns of its end.
+
+The relay, the duty cycle and the fork server have tests of what they answer.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_local.emulation.line_process import LineProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def process(folder: Path, code: str) -> LineProcess:
+    (folder / "odd_end.py").write_text(code)
+    return LineProcess("odd_end", folder, environment={**os.environ, "PYTHONPATH": str(folder)})
+
+
+def test_the_end_of_a_process_is_reported_with_its_last_output(tmp_path: Path) -> None:
+    """Its log is in a temporary folder, which is removed with the run."""
+    with closing(process(tmp_path, "import sys; sys.exit('no memory is left')")) as ending:
+        ending.start()
+        with pytest.raises(UnavailableError, match="no memory is left"):
+            ending.call({})
+        failure = "the odd end process has ended; its last output: no memory is left"
+        assert ending.failure() == failure
