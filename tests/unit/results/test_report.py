@@ -209,6 +209,17 @@ def test_a_changed_quota_has_its_time(tmp_path):
     assert rows == ["CPU quota", "CPU quota, from 90.5 s"]
 
 
+def test_a_requested_link_has_the_names_of_both_workers(tmp_path):
+    path = make(tmp_path / "links", SHORT)
+    rate = EnvironmentFigure(0, "link rate", "Mbit/s", 20.0, 19.0, peer=1)
+    kept = environment_document(EnvironmentReport("two-sites", (rate,)))
+    (path / "environment.yaml").write_text(yaml.safe_dump(kept))
+    (run,) = load_runs([path], ["one"])
+    words = Page(render([run])).words
+    names = [run.worker_name(Rank(rank)) for rank in (0, 1)]
+    assert words[words.index("link rate") - 1] == " → ".join(names)
+
+
 READS_NESTED = """
 import sys
 from pathlib import Path

@@ -315,7 +315,7 @@ def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any
     begins_s = figure.begins_s
     return {
         **asdict(figure),
-        "worker": name if figure.peer is None else f"{name} → {figure.peer}",
+        "worker": name if figure.peer is None else f"{name} → {run.worker_name(Rank(figure.peer))}",
         "quantity": f"{figure.quantity}, from {begins_s:g} s" if begins_s else figure.quantity,
         "off": off,
         "far_off": off is not None and abs(off) > _FAR_OFF,
