@@ -108,7 +108,8 @@ def test_a_run_with_a_damaged_checkpoint_is_not_resumable(tmp_path: Path) -> Non
 
 
 def test_figures_are_those_of_the_summary(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run", ended(EndReason.COMPLETED, succeeded=True))
+    ending = ended(EndReason.COMPLETED, succeeded=True, started=NOW.isoformat())
+    folder = make(tmp_path / "run", ending)
     summary = json.loads((folder / "summary.json").read_text())
     run = read_run(folder)
     assert run.accuracy == summary["accuracy"]["mean"]

@@ -25,7 +25,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -90,7 +89,6 @@ class ResultFolder:
         self.path = path
         self._lock, self._created = lock, created
         self.job = job
-        self._started_at = now
         workers = job.workers()
         self._tally = RunTally(worker.rank for worker in workers)
         self._environment: EnvironmentReport | None = None
@@ -229,7 +227,7 @@ class ResultFolder:
         summary = summarise(
             self.job,
             self._tally,
-            ending=replace(ending, started_at=ending.started_at or self._started_at.isoformat()),
+            ending=ending,
             models=read_models(self.path),
             environment=self._environment,
             reference=reference,

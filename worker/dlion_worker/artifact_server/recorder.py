@@ -36,6 +36,8 @@ class RecordPosition:
     epoch: str = ""
     sequence: int = 0
     events_bytes: int = 0
+    started_at: str = ""
+    """When the run's first keeper started, ISO 8601."""
 
 
 class Recorder:
@@ -47,6 +49,7 @@ class Recorder:
         self._folder = ResultFolder.open_or_create(folder, job, now=datetime.now(UTC))
         saved = _load_position(folder / POSITION_FILE)
         self._epoch = saved.epoch
+        self._started_at = saved.started_at or datetime.now(UTC).isoformat()
         self._sequence = saved.sequence + _lines_after(folder / EVENTS, saved.events_bytes)
         self._saved_s = time.monotonic()
         self._must_save = False
@@ -78,7 +81,7 @@ class Recorder:
 
     def finish(self, reason: str, *, succeeded: bool) -> None:
         """Write the summary. Raises: StorageError."""
-        self._folder.finish(Ending(stop_reason=reason, succeeded=succeeded))
+        self._folder.finish(Ending(reason, succeeded=succeeded, started_at=self._started_at))
         self._save_position()
         self.is_over = True
         _LOG.info("the run is over: %s; %s is written", reason, SUMMARY)
@@ -124,7 +127,9 @@ class Recorder:
         self._save_position()
 
     def _save_position(self) -> None:
-        position = RecordPosition(self._epoch, self._sequence, self._events_bytes())
+        position = RecordPosition(
+            self._epoch, self._sequence, self._events_bytes(), self._started_at
+        )
         write_whole(self._path / POSITION_FILE, json.dumps(asdict(position)).encode())
         self._saved_s, self._must_save = time.monotonic(), False
 
@@ -139,6 +144,7 @@ def _load_position(path: Path) -> RecordPosition:
             str(values["epoch"]),
             max(0, int(values["sequence"])),
             max(0, int(values["events_bytes"])),
+            str(values.get("started_at", "")),
         )
     except FileNotFoundError:
         return RecordPosition()

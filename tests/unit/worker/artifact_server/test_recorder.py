@@ -16,6 +16,7 @@ import contextlib
 import gc
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_a_killed_keeper_continues_at_its_position(tmp_path: Path, taken: int) -
     again.take("a", 1, [record(number) for number in range(1, 8)])
     again.close()
     assert numbers(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_summary_has_the_start_of_the_first_keeper(tmp_path: Path) -> None:
+    it = Recorder(tmp_path, job())
+    it.take("a", 1, [record(1)])
+    kill(it)
+    killed_at = datetime.now(UTC)
+    again = Recorder(tmp_path, job())
+    again.finish("maxSteps reached", succeeded=True)
+    again.close()
+    ending = json.loads((tmp_path / "summary.json").read_text())["ending"]
+    assert datetime.fromisoformat(ending["started_at"]) <= killed_at
 
 
 def test_a_torn_line_is_requested_again(tmp_path: Path) -> None:
