@@ -169,6 +169,7 @@ class Resync:
             if key[0] in listings
         )
         if has_decreased or any(self._has_older(kind, items) for kind, items in listings.items()):
+            self.suspect_restore()  # until the store is rebuilt: a list may fail
             await self._reset()
             return
         await asyncio.sleep(settle_s)

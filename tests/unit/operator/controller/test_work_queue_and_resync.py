@@ -465,6 +465,23 @@ def test_decreasing_versions_make_the_list_authoritative(known_by: str) -> None:
     assert (len(restored), resync.stale_rounds, resync.has_version_decreased) == (1, 0, True)
 
 
+def test_a_restore_whose_lists_fail_is_not_forgotten() -> None:
+    """No known object has a later version than the second list: only the first list shows it."""
+    lists, store, _, triggered = checked()
+    cluster: Any = lists
+    restored: list[int] = []
+    resync = Resync(cluster, store, (), triggered.append, lambda: restored.append(1))
+    store.put(Kind.DLION_JOB, job(5))
+    lists.items[Kind.DLION_JOB] = [job(5)]
+    asyncio.run(resync.run_once(0))
+    lists.version, lists.without_whole = 50, {Kind.DLION_JOB}
+    with pytest.raises(ServerError):
+        asyncio.run(resync.run_once(0))
+    lists.without_whole = set()
+    asyncio.run(resync.run_once(0))
+    assert (restored, triggered, resync.has_version_decreased) == ([1], [NAME], True)
+
+
 def test_a_suspected_restore_is_checked_immediately() -> None:
     """This holds if the API server fails meanwhile, and if the operator's own writes to restored
     objects exceed the earlier versions.
