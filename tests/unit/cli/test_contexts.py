@@ -279,6 +279,34 @@ def test_logs_of_all_contexts_are_followed_to_the_end(
     assert "context b: run 1 of digits has no pods" in captured.err
 
 
+def test_a_log_is_followed_while_the_api_server_restarts(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One list of pods fails after the job was read. The run has ended at the next reading."""
+    monkeypatch.setattr("dlion_cli.commands.cluster.logs._POLL_INTERVAL_S", 0.01)
+    reads = failures = 0
+
+    def read_job() -> Answer:
+        nonlocal reads
+        reads += 1
+        state = job("Training") if reads <= 3 else job("Succeeded", reason="Completed")
+        return 200, json.dumps(state)
+
+    def list_pods() -> Answer:
+        nonlocal failures
+        if reads == 3:
+            failures += 1
+            return 503, "{}"
+        return 200, json.dumps({"items": [pod("w-0", 0)]})
+
+    file = kubeconfig(a=Server({"digits": read_job, "pods": list_pods, "log": log("01Z one")}))
+    assert main(["logs", "digits", "-f", "--kubeconfig", file]) == 0
+    assert failures == 1
+    assert capsys.readouterr().out.splitlines() == ["small-0 | one"]
+
+
 def test_a_slow_reader_gets_a_whole_long_log_after_the_end(
     kubeconfig: Callable[..., str],
 ) -> None:

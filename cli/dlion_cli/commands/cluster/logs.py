@@ -30,7 +30,6 @@ from dlion_cli.pod_streams.log_sources import (
     log_source,
     log_sources,
     no_pods_error,
-    worker_pods,
     workers_without_pods,
 )
 from dlion_cli.terminal.failures import message_of
@@ -235,10 +234,10 @@ def _follow(
             broken.put(error)
 
     job = JobStatus(jobs.get(name))
-    _announce_wait(jobs, job, selector)
+    pods = _first_pods(jobs, job, selector)
     try:
         while True:
-            for pod in jobs.pods(name, selector.labels(job.run_id)):
+            for pod in pods:
                 source = log_source(pod, selector.container, prefix)
                 if source.pod not in threads:
                     threads[source.pod] = threading.Thread(
@@ -254,30 +253,38 @@ def _follow(
                     raise broken.get()
                 return
             stop.wait(_POLL_INTERVAL_S)
-            job = _refreshed(jobs, name, job)
+            job, pods = _refreshed(jobs, selector, job, pods)
     except AbsentError:
         click.echo(f"dlion: {name} was deleted", err=True)
     finally:
         stop.set()
 
 
-def _announce_wait(jobs: JobClient, job: JobStatus, selector: LogSelector) -> None:
-    """Print that workers are awaited. Raises: UnavailableError if the run has ended."""
-    try:
-        worker_pods(jobs, job, selector)
-    except UnavailableError as error:
+def _first_pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[Document]:
+    """The selected pods; prints that they are awaited if there are none.
+
+    Raises: UnavailableError if there are none and the run has ended.
+    """
+    pods = jobs.pods(job.name, selector.labels(job.run_id))
+    if not pods:
+        error = no_pods_error(job, selector)
         if job.outcome is not None:
-            raise
+            raise error
         click.echo(f"dlion: {error}. Waiting for them", err=True)
+    return pods
 
 
-def _refreshed(jobs: JobClient, name: str, before: JobStatus) -> JobStatus:
+def _refreshed(
+    jobs: JobClient, selector: LogSelector, job: JobStatus, pods: list[Document]
+) -> tuple[JobStatus, list[Document]]:
+    """The job and its selected pods; the earlier ones while the API server does not answer."""
     try:
-        return JobStatus(jobs.get(name))
+        now = JobStatus(jobs.get(job.name))
+        return now, jobs.pods(now.name, selector.labels(now.run_id))
     except AbsentError:
         raise
     except UnavailableError:  # the log streams retry too
-        return before
+        return job, pods
 
 
 def _drain(threads: dict[str, threading.Thread], printer: LogPrinter) -> None:
