@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from scripted_servers import Answer
 
 
+NOT_THERE: Answer = (404, json.dumps({"details": {"kind": "dlionjobs", "name": "some"}}))
+
+
 def stored(name: str) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "ml", "uid": f"uid-{name}", "resourceVersion": "1"}
     return {**smallest(), "metadata": metadata}
@@ -31,9 +34,16 @@ def deleted(script: Server) -> list[str]:
     return [address.rpartition("/")[2] for address, _, _ in script.patches]
 
 
+def answer_to_deletion(script: Server) -> Answer:
+    """Another client has deleted `ended` since it was read."""
+    if deleted(script)[-1] == "ended":
+        return NOT_THERE
+    return 200, "{}"
+
+
 def until_deleted(name: str, script: Server) -> Answer:
     if name in deleted(script):
-        return 404, json.dumps({"details": {"kind": "dlionjobs", "name": name}})
+        return NOT_THERE
     return 200, json.dumps(stored(name))
 
 
@@ -46,7 +56,8 @@ def script() -> Server:
         "blocked": (200, json.dumps(blocked)),
         "free": lambda: until_deleted("free", made),
         "watch": (200, ""),
-        PATCHES: (200, "{}"),
+        "ended": (200, json.dumps(stored("ended"))),
+        PATCHES: lambda: answer_to_deletion(made),
     }
     made = Server(answers)
     return made
@@ -76,3 +87,12 @@ def test_without_waiting_all_are_deleted(
     assert main(words) == 0
     assert deleted(script) == ["blocked", "free"]
     assert capsys.readouterr().out.count("is being deleted") == 2
+
+
+def test_a_job_that_is_deleted_meanwhile_holds_no_other_back(
+    kubeconfig: str, script: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["delete", "ended", "free", "--yes", "--no-wait", "--kubeconfig", kubeconfig]
+    assert main(words) == 0
+    assert deleted(script) == ["ended", "free"]
+    assert capsys.readouterr().err == ""

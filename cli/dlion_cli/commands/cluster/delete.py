@@ -1,5 +1,6 @@
 """`dlion delete`: delete jobs and all their objects at this site."""
 
+import contextlib
 import sys
 import time
 
@@ -42,7 +43,8 @@ def delete(
         _ask(jobs, [JobStatus(each).name for each in documents])
     going = [JobStatus(each) for each in documents]
     for job in going:  # all, before it waits for any
-        jobs.delete(job.name, uid=job.uid)
+        with contextlib.suppress(AbsentError):  # it has been deleted since it was read
+            jobs.delete(job.name, uid=job.uid)
         if no_wait:
             click.echo(f"dlionjob.dlion.dev/{job.name} is being deleted")
     return ExitCode.OK if no_wait else _wait_for_all(jobs, going, timeout_s)
