@@ -125,7 +125,8 @@ def _paths(kubeconfig: str | None, environment: Mapping[str, str]) -> list[Path]
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # ValueError: no UTF-8, a date that does not exist, or an integer that is too long.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"kubeconfig {path}: cannot be read: {error}") from None
     if document is not None and not isinstance(document, dict):
         raise DataError(f"kubeconfig {path}: is not a kubeconfig file: it contains no mapping")

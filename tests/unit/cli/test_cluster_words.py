@@ -154,6 +154,8 @@ def test_of_several_files_the_first_counts(tmp_path: Path) -> None:
         ("contexts: []", None, "no context is the current one; it has: none"),
         ("current-context: x", None, "there is no context 'x'"),
         ("{", None, "cannot be read"),
+        ("since: 2026-13-45", None, "cannot be read: month must be in 1..12"),
+        ("[" * 3000, None, "cannot be read"),
         ("- 1", None, "is not a kubeconfig file"),
         ("", "x", "nothing in the kubeconfig"),
         ("contexts: [1, {name: y, context: {}}]", "x", "it has: y"),
