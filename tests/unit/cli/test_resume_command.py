@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from dlion_cli.commands.local.run import resume_command
+from dlion_cli.inputs.manifests import apply_set, load_manifest, read_job
+from dlion_results.run_folder.folder import ResultFolder
+from local_run import job_document
 
 
 def with_a_checkpoint(folder: Path) -> Path:
@@ -28,6 +33,18 @@ def test_the_command_equals_the_given_one(tmp_path: Path) -> None:
 def test_a_manifest_from_standard_input_is_in_the_folder(tmp_path: Path) -> None:
     words = resume_command(with_a_checkpoint(tmp_path), Path("-"))
     assert words == f"dlion run {tmp_path}/job.yaml --resume {tmp_path}"
+
+
+def test_settings_for_a_manifest_from_standard_input_are_in_the_folder(tmp_path: Path) -> None:
+    """Setting them again would remove the next site."""
+    settings = ("sites[0]=",)
+    document = job_document({"plant-a": 1, "plant-b": 1, "plant-c": 1})
+    job = load_manifest(apply_set(document, settings), source="-", lines=None)
+    with ResultFolder.create(tmp_path / "run", job, now=datetime.now(UTC)) as folder:
+        command = resume_command(with_a_checkpoint(folder.path), Path("-"), assignments=settings)
+    _, _, manifest, *options = shlex.split(command)
+    given = [value for name, value in pairwise(options) if name == "--set"]
+    assert read_job(manifest, given) == job
 
 
 def test_without_a_checkpoint_there_is_no_command(tmp_path: Path) -> None:

@@ -49,8 +49,9 @@ def resume_command(
     """
     if not any(folder.glob(CHECKPOINTS)):
         return ""
-    manifest = folder / JOB if str(file) == STDIN else file
-    command_line = ["dlion", "run", str(manifest), "--resume", str(folder)]
+    if str(file) == STDIN:
+        file, assignments = folder / JOB, ()  # which has them already
+    command_line = ["dlion", "run", str(file), "--resume", str(folder)]
     if environment is not None:
         command_line += ["--environment", environment]
     for assignment in assignments:
