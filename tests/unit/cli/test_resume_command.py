@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from dlion_cli.commands.local.run import resume_command
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_job
@@ -20,18 +23,23 @@ def with_a_checkpoint(folder: Path) -> Path:
 
 
 def test_the_command_equals_the_given_one(tmp_path: Path) -> None:
-    folder = with_a_checkpoint(tmp_path / "my runs")
+    folder, file = with_a_checkpoint(tmp_path / "my runs"), tmp_path / "my job.yaml"
+    file.touch()
     command = resume_command(
-        folder, Path("job.yaml"), "quickstart", ("trainer.seed=3",), Path("data"), unprivileged=True
+        folder, file, "quickstart", ("trainer.seed=3",), Path("data"), unprivileged=True
     )
     assert shlex.split(command) == [
-        "dlion", "run", "job.yaml", "--resume", str(folder), "--environment", "quickstart",
+        "dlion", "run", str(file), "--resume", str(folder), "--environment", "quickstart",
         "--set", "trainer.seed=3", "--data-root", "data", "--unprivileged",
     ]  # fmt: skip
 
 
-def test_a_manifest_from_standard_input_is_in_the_folder(tmp_path: Path) -> None:
-    words = resume_command(with_a_checkpoint(tmp_path), Path("-"))
+@pytest.mark.parametrize("given", ["-", "pipe", "removed.yaml"])
+def test_a_manifest_that_cannot_be_read_again_is_in_the_folder(tmp_path: Path, given: str) -> None:
+    """Process substitution of a shell makes a pipe: `dlion run <(envsubst < job.yaml)`."""
+    os.mkfifo(tmp_path / "pipe")
+    file = Path(given) if given == "-" else tmp_path / given
+    words = resume_command(with_a_checkpoint(tmp_path), file)
     assert words == f"dlion run {tmp_path}/job.yaml --resume {tmp_path}"
 
 

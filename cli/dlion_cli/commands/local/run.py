@@ -49,7 +49,7 @@ def resume_command(
     """
     if not any(folder.glob(CHECKPOINTS)):
         return ""
-    if str(file) == STDIN:
+    if str(file) == STDIN or not file.is_file():  # a pipe cannot be read again either
         file, assignments = folder / JOB, ()  # which has them already
     command_line = ["dlion", "run", str(file), "--resume", str(folder)]
     if environment is not None:
