@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from dlion_api.errors import DLionError, SpecError
+from dlion_api.errors import SpecError
 
 if TYPE_CHECKING:
     from dlion_api.document import Explanation
@@ -69,10 +69,7 @@ def _values(path: str) -> list[str]:
 def _policies() -> list[str]:
     from dlion_core.policies import catalogue
 
-    try:
-        return list(catalogue.names())
-    except DLionError:
-        return []
+    return catalogue.names()
 
 
 def complete_fields(
