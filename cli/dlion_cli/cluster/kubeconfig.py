@@ -117,9 +117,17 @@ def _of_pod(given: ConnectionSettings, environment: Mapping[str, str]) -> KubeCo
 
 def _paths(kubeconfig: str | None, environment: Mapping[str, str]) -> list[Path]:
     if kubeconfig:
-        return [Path(kubeconfig).expanduser()]
+        return [_expanded(kubeconfig)]
     named = [part for part in environment.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return [Path(part).expanduser() for part in named or ["~/.kube/config"]]
+    return [_expanded(part) for part in named or ["~/.kube/config"]]
+
+
+def _expanded(path: str) -> Path:
+    """The path, without `~` if there is such a home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

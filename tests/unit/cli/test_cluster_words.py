@@ -170,6 +170,16 @@ def test_an_invalid_kubeconfig_is_refused(
         choose_context(ConnectionSettings(kubeconfig=str(path), context=context), {})
 
 
+def test_the_home_of_an_unknown_user_is_no_kubeconfig() -> None:
+    """A shell passes such a path on as it is written."""
+    for given, environment in (
+        ("~no-such-user/config", {}),
+        (None, {"KUBECONFIG": "~no-such-user/config"}),
+    ):
+        with pytest.raises(DataError, match="no kubeconfig file at ~no-such-user/config"):
+            choose_context(ConnectionSettings(kubeconfig=given), environment)
+
+
 def test_without_a_file_a_pod_finds_its_own_cluster() -> None:
     environment = {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "fd00::1"}
     cluster = choose_context(ConnectionSettings(), environment).cluster
