@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from dlion_api.errors import DataError, DLionError, UnavailableError
+from dlion_api.errors import DataError, DLionError, Problem, SpecError, UnavailableError
+from dlion_api.names import DNS_LABEL
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection, open_connection, require_packages
@@ -30,6 +31,7 @@ _JSON: Final = "application/json"
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
 """Channels of the exec WebSocket (v4.channel.k8s.io and v5)."""
 _MAX_STDERR_BYTES: Final = 16 * 1024
+_MAX_NAMESPACE_LENGTH: Final = 63
 
 
 @dataclass(frozen=True)
@@ -301,15 +303,21 @@ class ClusterClient:
 def connect(settings: ConnectionSettings) -> ClusterClient:
     """The cluster that these options select, by kubectl's rules. Sends no request.
 
-    Raises: DataError if the configuration is missing or invalid; UnavailableError if a package is
-    not installed.
+    Raises: DataError if the configuration is missing or invalid; SpecError for what can be no
+    namespace; UnavailableError if a package is not installed.
     """
     require_packages()
     chosen = choose_context(settings)
+    namespace = settings.namespace or chosen.namespace
+    # `..` would be the address of all namespaces.
+    if len(namespace) > _MAX_NAMESPACE_LENGTH or not DNS_LABEL.fullmatch(namespace):
+        shown = repr(namespace[: _MAX_NAMESPACE_LENGTH + 1])
+        allowed = f"lower-case letters, digits and -, at most {_MAX_NAMESPACE_LENGTH} characters"
+        raise SpecError([Problem("namespace", "is not a namespace's name", shown, allowed)])
     return ClusterClient(
         open_connection(settings, chosen),
         context=chosen.name or "(options)",
-        namespace=settings.namespace or chosen.namespace,
+        namespace=namespace,
         impersonation=settings.impersonation or chosen.impersonation,
         timeout_s=settings.request_timeout_s,
     )

@@ -325,6 +325,17 @@ def test_a_slow_reader_gets_a_whole_long_log_after_the_end(
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("namespace", ["..", "a/b", "\udcff"])
+def test_what_is_no_namespace_is_refused(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], namespace: str
+) -> None:
+    """`..` would be the address of all namespaces. The last one is not UTF-8."""
+    server = training(job("Training"))
+    assert main(["get", "-n", namespace, "--kubeconfig", kubeconfig(a=server)]) == ExitCode.SPEC
+    assert server.asked == []
+    assert "namespace: is not a namespace's name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
