@@ -247,7 +247,7 @@ class Client:
 
         Of a local or simulated job this is its result folder, within twenty seconds. On Kubernetes
         it returns when the deletion has begun. Raises: AbsentError if there is no such job;
-        UnavailableError if a process cannot be ended.
+        UnavailableError if a process cannot be ended; StorageError if the folder cannot be removed.
         """
         self._backend.delete(name)
 

@@ -34,7 +34,7 @@ from dlion_results.run_folder.folder import default_folder
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, MODEL_AND_DATA
 from dlion_results.run_folder.lock import lock_holder
 from dlion_results.run_folder.regular_files import opened
-from dlion_results.run_folder.storage import storage_error
+from dlion_results.run_folder.storage import storage_error, writing
 
 if TYPE_CHECKING:
     from dlion.model_project import ModelProject
@@ -189,12 +189,13 @@ class LocalBackend:
             time.sleep(_POLL_S / 10)
 
     def delete(self, name: str) -> None:
-        """End the job and remove its result folder. Raises: UnavailableError, OSError."""
+        """End the job and remove its result folder. Raises: UnavailableError, StorageError."""
         path = self._folder(name)
         self.end(name)
         with self._lock:
             self._readers.pop(name, None)
-        _remove(path)
+        with writing("cannot remove the result folder", path):
+            _remove(path)
         forget(path)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 import dlion
-from dlion.errors import AbsentError, DataError, SpecError, UnavailableError
+from dlion.errors import AbsentError, DataError, DLionError, SpecError, UnavailableError
 from dlion.local_backend import LocalBackend
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord
@@ -282,6 +282,14 @@ def test_a_run_without_read_permission_is_damaged(unprivileged: Path, name: str)
         if name == "run.lock":
             with pytest.raises(UnavailableError, match="its lock cannot be read"):
                 client.delete_job(NAME)
+    assert (path / "job.yaml").exists()
+
+
+def test_a_run_that_may_not_be_removed_is_reported(unprivileged: Path) -> None:
+    path = make(unprivileged, Ending("x"))
+    client = dlion.Client(root=unprivileged)
+    with without_rights(), pytest.raises(DLionError, match="cannot remove the result folder"):
+        client.delete_job(NAME)
     assert (path / "job.yaml").exists()
 
 
