@@ -18,7 +18,7 @@ from dlion_api.reasons import EventReason
 from dlion_api.remaining_time import Remaining
 from dlion_cli.cluster.cluster_jobs import Document
 from dlion_cli.findings.job_problem import MAX_NAMED, JobProblem, Severity
-from dlion_cli.inputs.named_folder import is_result_folder, require_folder, run_document
+from dlion_cli.inputs.named_folder import has_run, require_folder, run_document
 from dlion_cli.pod_streams.kept_records import event_document
 from dlion_cli.terminal.formatting import format_duration, printable
 from dlion_results.report.runs import LoadedRun, load_run
@@ -230,7 +230,7 @@ def read_run_facts(path: Path) -> RunFacts:
             f"{path}: is a comparison, whose runs have separate folders. `dlion ls {path}` "
             "lists them: name one"
         )
-    if not is_result_folder(path):
+    if not has_run(path):
         raise DataError(f"{path}: has no run. `dlion ls {path}` lists the runs below it")
     run = read_run(path)  # first: a run that ends meanwhile is still running here
     notes = []

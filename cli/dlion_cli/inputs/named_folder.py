@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,14 +28,14 @@ def local_folder(name: str, *, is_of_cluster: bool) -> Path | None:
     """
     if is_of_cluster:
         return None
-    if "/" in name or is_result_folder(Path(name)):
+    if "/" in name or has_run(Path(name)):
         return Path(name)
-    if is_result_folder(Path(RUNS, name)):
+    if has_run(Path(RUNS, name)):
         click.echo(f"dlion: for the result folder write {RUNS}/{name}", err=True)
     return None
 
 
-def is_result_folder(path: Path) -> bool:
+def has_run(path: Path) -> bool:
     """Whether it has a run. The folder of a manifest and its program has none."""
     try:
         return has_results({each.name for each in path.iterdir()})
@@ -42,11 +43,26 @@ def is_result_folder(path: Path) -> bool:
         return False
 
 
-def require_folder(path: Path) -> None:
-    """Raises: DataError if there is no such folder, with the name of a similar one beside it."""
+def is_readable_folder(path: Path) -> bool:
+    """Whether there is such a folder. Raises: DataError if it may not be read."""
     try:
-        if path.is_dir():
-            return
+        os.scandir(path).close()
+    except PermissionError as error:
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror}. Check the rights of it and of the folders "
+            "above it"
+        ) from error
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def require_folder(path: Path) -> None:
+    """Raises: DataError if there is no such folder, with the name of a similar one beside it, or
+    if it may not be read."""
+    if is_readable_folder(path):
+        return
+    try:
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
     except (OSError, ValueError):
         beside = []

@@ -13,7 +13,6 @@ Left out: processes (test_client_processes.py), and whole runs (tests/local).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -39,6 +38,7 @@ from dlion_results.run_folder.lock import FolderLock
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
+from unprivileged import without_rights
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 STORY = Story(workers=4, seconds=30, killed=None)
@@ -253,17 +253,6 @@ def unprivileged(tmp_path: Path) -> Iterator[Path]:
         dlion.Client(root=place).get_job("warm")  # only root may have access to the imports
         shutil.rmtree(Path(place, "warm"))
         yield Path(place)
-
-
-@contextlib.contextmanager
-def without_rights() -> Iterator[None]:
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "run.lock", "summary.json", "events.jsonl"])

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import tempfile
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ from dlion_results.run_folder.lock import FolderLock
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
+from unprivileged import without_rights
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 STORY = Story(workers=4, seconds=30, killed=None)
@@ -258,6 +260,30 @@ def test_a_folder_without_a_run_is_refused_with_the_correct_form(
         error = capsys.readouterr().err
         assert command == "logs" or message in error
         assert "Traceback" not in error
+
+
+def test_a_folder_that_may_not_be_read_is_named_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        above = Path(place, "above")
+        folder = make(above / "run", Ending("x"))
+        (folder / "logs").mkdir()
+        commands = ("describe", "logs", "ls")
+        for command in commands:  # only root may have access to the imports
+            main([command, str(folder)])
+        capsys.readouterr()
+        for closed in (folder, above):
+            closed.chmod(0)
+            with without_rights():
+                for command in commands:
+                    assert main([command, str(folder)]) == ExitCode.STORAGE
+                    assert capsys.readouterr().err == (
+                        f"dlion: {folder}: cannot be read: Permission denied. Check the rights of "
+                        "it and of the folders above it\n"
+                    )
+            closed.chmod(0o755)
 
 
 def test_hostile_texts_do_not_control_the_terminal(

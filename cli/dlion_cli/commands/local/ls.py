@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dlion_api.errors import DataError
 from dlion_api.status_names import ACCURACY
-from dlion_cli.inputs.named_folder import run_document
+from dlion_cli.inputs.named_folder import is_readable_folder, run_document
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
@@ -54,7 +54,7 @@ def list_results(folder: Path, output: str) -> None:
     \b
     dlion ls -o json | jq -r '.runs[] | select(.resumable) | .path'
     """
-    if not folder.is_dir():
+    if not is_readable_folder(folder):
         what = "is not a folder" if folder.exists() else "there is no such folder"
         raise DataError(
             f"{folder}: {what}. `dlion run` makes runs/; name the folder of your results"
