@@ -1,4 +1,5 @@
-"""Tests of the ends of simulated runs: by target, during steps, stuck, and by Ctrl-C.
+"""Tests of the ends of simulated runs: by target, during steps, stuck, by Ctrl-C and by a
+closed pipe.
 
 The target uses the workers that can still join. A run is as long as its last step. Links are
 reported to the last byte. A run without possible progress has not succeeded. An interruption waits
@@ -12,6 +13,7 @@ Left out: crashes and cuts (test_faults.py).
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -329,3 +331,26 @@ def test_an_interrupted_run_reports_this_and_what_it_has_kept(
     ending = json.loads((out / "summary.json").read_text())["ending"]
     assert ending["stop_reason"] == "interrupted"
     assert not ending["succeeded"]
+
+
+def test_a_closed_pipe_ends_the_run_with_its_summary(tmp_path: Path) -> None:
+    """As by `dlion simulate … | head -1`."""
+    job, out = tmp_path / "job.yaml", tmp_path / "out"
+    trainer = {"program": blobs(tmp_path), "stop": {"maxSteps": 5}}
+    job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
+    environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup: it would go on without output
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            dlion(tmp_path, job, environment),
+            stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        os.close(writer)
+    assert ended.returncode == ExitCode.INTERRUPTED
+    assert "dlion: interrupted after" in ended.stderr
+    ending = json.loads((out / "summary.json").read_text())["ending"]
+    assert ending["stop_reason"] == "interrupted"

@@ -1,10 +1,16 @@
-"""Writes the summary and report of `dlion run` and `dlion simulate` after an error or a signal."""
+"""Ends `dlion run` and `dlion simulate` in order after an error, a signal or a closed pipe.
+
+Writes the summary and the report of the run.
+"""
 
 import logging
+import os
+import signal
 from datetime import datetime
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from dlion_api.errors import DLionError
 from dlion_cli.terminal.failures import exit_code_of
@@ -16,6 +22,17 @@ from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending, Json
 
 log = logging.getLogger(__name__)
+
+
+class RunConsole(Console):
+    """A reader that closes the pipe ends the run in order, as a terminal that hangs up does."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def finish_failed_run(

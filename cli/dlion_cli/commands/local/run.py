@@ -1,9 +1,7 @@
 """`dlion run`: train a job on this machine, from the manifest to the report."""
 
 import logging
-import os
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -26,7 +24,7 @@ from dlion_cli.terminal.completion import complete_environments
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
-from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
+from dlion_cli.views.run_ending import RunConsole, finish_failed_run, write_report_in_time
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.layout import CHECKPOINTS, JOB
@@ -163,17 +161,6 @@ def run(
             click.echo(f"dlion: logs are in {folder.path / 'logs'}", err=True)
         print_resume_command(ended, resume_here(), folder.path, out)
         return ended.exit_code
-
-
-class RunConsole(Console):
-    """A reader that closes the pipe ends the run in order, as a terminal that hangs up does."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())
-        os.close(nowhere)
-        signal.raise_signal(signal.SIGHUP)
 
 
 def print_resume_command(ended: RunResult, command: str, folder: Path, out: Path | None) -> None:

@@ -29,7 +29,7 @@ from dlion_cli.terminal.completion import complete_environments
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.live_view import LiveView
-from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
+from dlion_cli.views.run_ending import RunConsole, finish_failed_run, write_report_in_time
 from dlion_environments.plan import Plan
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_results.run_folder.environment import EnvironmentReport, LocalCommand
@@ -162,7 +162,7 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
     command. Raises: DLionError, OSError or any other error, after recording it in the folder.
     """
     now = datetime.now().astimezone()
-    console = Console(stderr=request.output == "json")
+    console = RunConsole(stderr=request.output == "json")
     with (
         interruptible() as interruption,
         ResultFolder.create(request.out, request.job, now=now) as folder,
