@@ -8,6 +8,7 @@ import difflib
 import functools
 import importlib
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -182,9 +183,10 @@ def run(arguments: list[str] | None) -> int:
     except click.Abort as abort:
         take_interrupt(abort)
         return _fail(KeyboardInterrupt())
-    except BrokenPipeError:  # the reader closed the pipe
-        sys.stderr.close()
-        return 0
+    except SystemExit as ended:
+        if ended.code == 1:  # as click and rich exit once the reader has closed the pipe
+            return 128 + signal.SIGPIPE
+        raise  # the end of a completion
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler
         take_interrupt(error)
         return _fail(error)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -439,3 +441,21 @@ def test_the_example_equals_the_file_that_init_writes(tmp_path: Path) -> None:
     for name in ("job.yaml", "program.py"):
         example = ROOT / "examples" / "own-model" / name
         assert example.read_text(encoding="utf-8") == (tmp_path / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", [["explain"], ["ls"], ["--help"]])
+def test_a_command_whose_reader_closes_the_pipe_ends_as_by_its_signal(
+    words: list[str], tmp_path: Path
+) -> None:
+    """As by `dlion explain | true`: scripts know this code of other commands."""
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "dlion_cli", *words], cwd=tmp_path,
+            stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
