@@ -245,7 +245,8 @@ def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
     time_s = time_to_accuracy(replicas, goal.target_accuracy)
     reached_s = [] if time_s is None else [time_s]
     (sent,) = sent_bytes_at(run.workers, reached_s).tolist() or [None]
-    (trained_on,) = samples_at(run.workers, reached_s).tolist() or [None]
+    trained = [each for each in run.workers if run.job.spec.exchange.trains(each.rank)]
+    (trained_on,) = samples_at(trained, reached_s).tolist() or [None]
     accuracy = run.summary["accuracy"]
     wall_s = sum(worker.compute_s + worker.waited_s for worker in run.workers)
     return VariantRun(
@@ -258,7 +259,7 @@ def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
         drift=run.summary["drift"]["last"],
         sent_bytes=float(run.summary["sent_bytes"]),
         compute_share=sum(w.compute_s for w in run.workers) / wall_s if wall_s else None,
-        samples=sum(worker.samples for worker in run.workers),
+        samples=run.summary["samples"],
         samples_to_target=trained_on,
         received_bytes=tuple(
             float(sum(w.links[to.rank].sent_bytes for w in run.workers if to.rank in w.links))

@@ -76,7 +76,9 @@ def replay_figures(records: Iterable[ProgressRecord], ranks: Sequence[Rank]) -> 
         seconds=seconds,
         steps_per_s=sum(w.steps for w in workers) / len(ranks) / seconds if seconds else 0.0,
         accuracy=float(mean[-1, 1]) if len(mean) else None,
-        time_to_s={level: level_reached(workers, level)["training_time_s"] for level in LEVELS},
+        time_to_s={
+            level: level_reached(workers, level, workers)["training_time_s"] for level in LEVELS
+        },
         bytes_per_step={link: sent[link] / count for link, count in counted.items() if count},
         batch={worker.rank: worker.samples / worker.steps for worker in workers if worker.steps},
         accuracy_name=common_name(

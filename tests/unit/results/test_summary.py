@@ -52,18 +52,25 @@ def summary(given):
     return summary_of(given)
 
 
-def test_the_iteration_is_that_of_workers_that_train(given):
-    """Sensors of topology `staged` make steps of their own."""
+def test_iteration_steps_and_samples_are_those_of_workers_that_train(given):
+    """Sensors of topology `staged` make steps of their own, with samples that they encode."""
     run, tally = description(STORY), RunTally(range(6))
     for record in given:
         if not (isinstance(record, StepRecord) and record.rank == 0 and record.iteration > 7):
             tally.add(record)
-    found = []
+    found = {}
     for topology in ("allToAll", "staged"):
         spec = replace(run.spec, exchange=replace(run.spec.exchange, topology=topology))
-        job = replace(run, spec=spec)
-        found.append(summarise(job, tally, ending=Ending("maxSeconds"))["ending"]["iteration"])
-    assert found == [max(r.iteration for r in given if isinstance(r, StepRecord)), 7]
+        found[topology] = summarise(replace(run, spec=spec), tally, ending=Ending("maxSeconds"))
+    steps = [record for record in given if isinstance(record, StepRecord)]
+    assert found["allToAll"]["ending"]["iteration"] == max(record.iteration for record in steps)
+    staged, decoder = found["staged"], tally.workers[0]
+    assert staged["ending"]["iteration"] == staged["steps"] == decoder.steps == 7
+    assert staged["samples"] == decoder.samples < found["allToAll"]["samples"]
+    assert staged["samples_per_s"] == decoder.samples / staged["training_s"]
+    reached = [level["samples"] for level in staged["levels"] if level["samples"] is not None]
+    assert reached
+    assert max(reached) <= decoder.samples
 
 
 def of(given, kind, rank):

@@ -90,6 +90,7 @@ def summarise(
     `reference` is the summary of the same job on a single worker; without it there is no speed-up.
     """
     workers = [tally.workers[rank] for rank in sorted(tally.workers)]
+    trained = [each for each in workers if job.spec.exchange.trains(each.rank)]
     known = {worker.rank: worker for worker in job.workers()}  # a look-up in the job takes all
     target, began_s = job.spec.trainer.stop.target_accuracy, first_step_s(workers)
     summary: Json = {
@@ -100,18 +101,16 @@ def summarise(
             "run_id": job.spec.run_id,
             "spec_hash": job.hash(),
         },
-        "ending": _ending(
-            ending, [each for each in workers if job.spec.exchange.trains(each.rank)]
-        ),
+        "ending": _ending(ending, trained),
         "included_sites": sorted({site for model in models for site in model.sites}),
         "models": [_model(model) for model in models],
         "time_s": tally.end_s,
-        **_totals(workers),
+        **_totals(workers, trained),
         "time_use": _time_use(workers),
         "accuracy": _accuracy(workers, models),
         "metrics": _metrics(workers),
-        "target": level_reached(workers, target) if target else None,
-        "levels": [level_reached(workers, level) for level in LEVELS],
+        "target": level_reached(workers, target, trained) if target else None,
+        "levels": [level_reached(workers, level, trained) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
         "workers": [
             {
@@ -178,13 +177,14 @@ def _model(model: SiteModel) -> Json:
     return {**asdict(model), "accuracy": accuracy, "averaged_accuracy": averaged}
 
 
-def _totals(workers: Sequence[WorkerTally]) -> Json:
+def _totals(workers: Sequence[WorkerTally], trained: Sequence[WorkerTally]) -> Json:
+    """Sums over the workers. Steps and samples: of those that train, without sensors."""
     cpu_s = sum(worker.cpu_s for worker in workers)
     span_s = training_s(workers)
-    samples = sum(worker.samples for worker in workers)
+    samples = sum(worker.samples for worker in trained)
     return {
         "training_s": span_s,
-        "steps": sum(worker.steps for worker in workers),
+        "steps": sum(worker.steps for worker in trained),
         "samples": samples,
         "samples_per_s": samples / span_s if span_s > 0 else 0.0,
         "sent_bytes": sum(worker.sent_bytes for worker in workers),
@@ -252,11 +252,14 @@ def _metrics(workers: Sequence[WorkerTally]) -> Json:
     }
 
 
-def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
-    """When the mean over replicas reached that accuracy; the samples and bytes sent by then."""
+def level_reached(
+    workers: Sequence[WorkerTally], accuracy: float, trained: Sequence[WorkerTally]
+) -> Json:
+    """When the mean over replicas reached that accuracy; the bytes that all had sent by then, and
+    the samples of those that train."""
     curves = [worker.accuracy_curve.points() for worker in trusted_workers(workers)]
     time_s = time_to_accuracy(curves, accuracy)
-    samples = None if time_s is None else round(samples_at(workers, [time_s])[0])
+    samples = None if time_s is None else round(samples_at(trained, [time_s])[0])
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
     began_s = first_step_s(workers)
     trained_s = None
@@ -278,7 +281,7 @@ def sent_bytes_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Poi
 
 
 def samples_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:
-    """Samples that all workers had trained on by those times; 0 at time 0."""
+    """Samples that these workers had trained on by those times; 0 at time 0."""
     return _total_at([worker.samples_curve.points() for worker in workers], times_s)
 
 
