@@ -9,6 +9,7 @@
 - `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
 - `render` asks no cluster and signs nothing: it imports no code for a connection or certificates.
 - `validate --no-run` prints plain text, without rich.
+- `report` draws in the browser: it imports matplotlib only for a picture.
 - To list the commands or to complete their names imports none of them.
 
 Left out: the time itself (benchmarks/command_start.py).
@@ -20,13 +21,18 @@ import ast
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dlion_api.exit_codes import ExitCode
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.summary import Ending
 from scripted_servers import Server, served
+from synthetic_run import Story, description, records
 
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NEVER = ("asyncio", "kubernetes", "numpy", "pydantic", "tensorflow", "urllib3")
 MANIFEST = ("dlion_api.document", "dlion_api.spec")
 CLUSTER = "dlion_cli.commands.cluster."
@@ -103,6 +109,23 @@ print(code, *sys.modules)
     code, *imported = output_of(code).splitlines()[-1].split()
     assert code == "0"
     assert {*CONNECTION, *NEVER, "rich"}.isdisjoint(imported)
+
+
+def test_a_report_without_a_picture_imports_no_matplotlib(tmp_path: Path) -> None:
+    story = Story(workers=2, seconds=4, killed=None)
+    with ResultFolder.create(tmp_path / "run", description(story), now=NOW) as folder:
+        for record in records(story):
+            folder.append(record)
+        folder.finish(Ending("maxSeconds"))
+    code = f"""
+import sys
+from dlion_cli.command_line import run
+code = run(["report", {str(folder.path)!r}])
+print(code, *sys.modules)
+"""
+    code, *imported = output_of(code).splitlines()[-1].split()
+    assert code == "0"
+    assert "matplotlib" not in imported
 
 
 @pytest.mark.parametrize("line", [None, "dlion "])

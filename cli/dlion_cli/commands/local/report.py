@@ -42,10 +42,11 @@ def report(
     if picture is not None and picture.suffix.lower() != ".svg":
         raise click.UsageError(f"--picture {picture}: must be an SVG file. Name it FILE.svg")
     from dlion_results.report.page import write_report
-    from dlion_results.report.picture import write_picture
 
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     page = write_report(folders, target, labels=labels, title=title, reference=reference)
     click.echo(os.fsencode(page))  # a name may be no text
     if picture is not None:
+        from dlion_results.report.picture import write_picture  # matplotlib
+
         click.echo(os.fsencode(write_picture(folders, picture, labels=labels, title=title)))
