@@ -40,6 +40,7 @@ IMPORTED = {
     "training": (
         "dlion_cli.command_line",
         "dlion_cli.commands.local.run",
+        "dlion_cli.local_runs.local_training",
         "dlion_worker.artifact_server.process",
         "dlion_worker.pod.__main__",
         "dlion_worker.sidecar.__main__",

@@ -9,6 +9,7 @@
 - `describe` and `events` read a keeper's files for few runs, and import the code for it only then.
 - `render` asks no cluster and signs nothing: it imports no code for a connection or certificates.
 - `validate --no-run` prints plain text, without rich.
+- `run` imports numba, half of its start, only once the manifest is valid.
 - `report` draws in the browser: it imports matplotlib only for a picture.
 - To list the commands or to complete their names imports none of them.
 
@@ -109,6 +110,20 @@ print(code, *sys.modules)
     code, *imported = output_of(code).splitlines()[-1].split()
     assert code == "0"
     assert {*CONNECTION, *NEVER, "rich"}.isdisjoint(imported)
+
+
+def test_a_run_of_an_invalid_manifest_imports_no_numba(tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text("kind: DLionJob\n")
+    code = f"""
+import sys
+from dlion_cli.command_line import run
+code = run(["run", {str(manifest)!r}])
+print(code, *sys.modules)
+"""
+    code, *imported = output_of(code).splitlines()[-1].split()
+    assert int(code) == ExitCode.SPEC
+    assert "numba" not in imported
 
 
 def test_a_report_without_a_picture_imports_no_matplotlib(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """`dlion run`: train a job on this machine, from the manifest to the report."""
 
+from __future__ import annotations
+
 import logging
 import shlex
 from collections.abc import Sequence
@@ -7,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -18,7 +21,6 @@ from dlion_cli.inputs.manifests import STDIN, read_job
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import prepare_run
 from dlion_cli.inputs.unreached import warn_unreached
-from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 from dlion_cli.terminal import options
 from dlion_cli.terminal.completion import complete_environments
 from dlion_cli.terminal.formatting import printable
@@ -31,6 +33,9 @@ from dlion_results.run_folder.layout import CHECKPOINTS, JOB
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Json
 from dlion_worker.trainer.process_times import process_age_s
+
+if TYPE_CHECKING:
+    from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 
 
 def resume_command(
@@ -123,6 +128,8 @@ def run(
     )
     if loaded is not None:
         warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
+    from dlion_cli.local_runs.local_training import LocalTraining  # numba
+
     now = datetime.now().astimezone()
     with (
         interruptible() as interruption,
