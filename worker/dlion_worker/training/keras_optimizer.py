@@ -4,7 +4,7 @@ It may be any that changes each weight by that weight's own gradients, as all do
 norms of layers (LAMB, Muon, Adafactor). A learning-rate schedule counts the worker's own updates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,6 @@ _REFUSED = (
     "global_clipnorm",
     "gradient_accumulation_steps",
     "use_ema",
-    "_exclude_from_weight_decay_pattern",
-    "_exclude_from_weight_decay_cache",
 )
 """Attributes of Keras optimizers that depend on layers or on more than one step."""
 
@@ -33,13 +31,21 @@ _REFUSED = (
 class KerasOptimizer:
     """A program's `optimizer()` or that of `compile()`, with the interface of `FlatOptimizer`.
 
+    `variables`: those of the flat weights, for `exclude_from_weight_decay()`; none: refused.
+
     Raises: ProgramError if that fails, or is not an optimizer of single weights.
     """
 
-    def __init__(self, program: TrainingProgram, spec: Optimizer, size: int) -> None:
+    def __init__(
+        self,
+        program: TrainingProgram,
+        spec: Optimizer,
+        size: int,
+        variables: Sequence[Any] = (),
+    ) -> None:
         self._spec = spec
         self._size = size
-        self._keras, self._schedule = _made(program)
+        self._keras, self._schedule = _made(program, variables)
         self._program = program
         with user_code(program, program.optimizer_name, _ADVICE):
             _check_single_weights(program)
@@ -128,8 +134,11 @@ class KerasOptimizer:
         self._keras.apply([gradient_D], [self._weights])
 
 
-def _made(program: TrainingProgram) -> tuple[Any, Any]:
-    """A new optimizer with a rate that can be set, and the program's rate or schedule."""
+def _made(program: TrainingProgram, variables: Sequence[Any] | None = None) -> tuple[Any, Any]:
+    """A new optimizer with a rate that can be set, and the program's rate or schedule.
+
+    `variables`: those of the flat weights; None: all of its weights decay.
+    """
     if program.optimizer is None:
         raise ProgramError(
             f"program {program.name}: trainer.optimizer.name is program, but it has no optimizer() "
@@ -145,7 +154,7 @@ def _made(program: TrainingProgram) -> tuple[Any, Any]:
         raise ProgramError(f"{what} must be a keras.optimizers.Optimizer (given: {kind}){advice}")
     if refused := [name for name in _REFUSED if getattr(given, name, None)]:
         raise ProgramError(
-            f"{what} may not use {refused[0].strip('_')}: all weights are updated as one vector, "
+            f"{what} may not use {refused[0]}: all weights are updated as one vector, "
             "at each step. Remove it"
         )
     with user_code(program, program.optimizer_name, "Give custom optimizers a get_config()"):
@@ -156,7 +165,33 @@ def _made(program: TrainingProgram) -> tuple[Any, Any]:
         finally:
             given._learning_rate = rate  # noqa: SLF001 - the program may return it again
         made = type(given).from_config({**config, "learning_rate": 1.0})
-        return made, rate if callable(rate) else float(rate)
+    if variables is not None and made.weight_decay is not None:
+        _exclude_from_decay(made, given, variables, what)
+    return made, rate if callable(rate) else float(rate)
+
+
+def _exclude_from_decay(made: Any, given: Any, variables: Sequence[Any], what: str) -> None:
+    """Let `made` decay only weights of variables that `exclude_from_weight_decay()` leaves.
+
+    Keras' own method would look at the one vector, whose name is not that of a layer's variable.
+    """
+    attributes = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
+    if not any(getattr(given, each, None) for each in attributes):
+        return
+    if not variables:
+        raise ProgramError(
+            f"{what} may not use exclude_from_weight_decay(), which a saved model does not keep. "
+            "Remove it, or write a program with optimizer()"
+        )
+    decays = [given._use_weight_decay(each) for each in variables]  # noqa: SLF001 - as Keras asks
+    sizes = [int(np.prod(each.shape, dtype=np.int64)) for each in variables]
+    decaying_D = tf.constant(np.repeat(np.array(decays, np.float32), sizes))
+
+    def decay(flat: Sequence[Any]) -> None:
+        weights = flat[0]
+        weights.assign(weights - weights * decaying_D * made.weight_decay * made.learning_rate)
+
+    made._apply_weight_decay = decay  # noqa: SLF001 - no method of Keras takes a mask
 
 
 def _check_single_weights(program: TrainingProgram) -> None:
@@ -186,5 +221,6 @@ ModelOptimizer = FlatOptimizer | KerasOptimizer
 def make_optimizer(model: FlatModel, spec: Optimizer) -> ModelOptimizer:
     """The optimizer that the manifest names. Raises: ProgramError."""
     if spec.name == "program":
-        return KerasOptimizer(model.program, spec, model.layout.size)
+        variables = model.trained_variables
+        return KerasOptimizer(model.program, spec, model.layout.size, variables)
     return FlatOptimizer(spec, model.layout.size)

@@ -159,6 +159,11 @@ class FlatModel:
         other._become_own(seed, rank)  # noqa: SLF001 - same class
         return other
 
+    @property
+    def trained_variables(self) -> Sequence[Any]:
+        """The Keras variables that are trained, in the layout's order."""
+        return self._variables.trained
+
     # ---- training
 
     def step(self, x_B: NDArray[Any], y_B: NDArray[Any]) -> StepResult:

@@ -34,7 +34,8 @@ class ModelVariables:
         frozen = _frozen_paths([v.path for v in self._trainable + self._state], freeze)
         self._is_trained = [v.path not in frozen for v in self._trainable]
         trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
-        self._trained = trained
+        self.trained = trained
+        """The trained variables, in the layout's order."""
         if not trained:
             raise ProgramError(
                 "the model has no variable left to train. Freeze fewer variables "
@@ -74,7 +75,7 @@ class ModelVariables:
 
     def read_weights(self, out_D: Flat) -> None:
         """Copy the Keras variables' values into the flat vector."""
-        for part, variable in zip(self.layout.slices(), self._trained, strict=True):
+        for part, variable in zip(self.layout.slices(), self.trained, strict=True):
             out_D[part] = np.asarray(variable.value).ravel()
 
     def read_fixed(self) -> list[Any]:
@@ -88,7 +89,7 @@ class ModelVariables:
 
     def write(self, weights_D: Flat, state: Sequence[Any]) -> None:
         """Copy flat weights and state back into the Keras variables, to save them."""
-        for part, variable in zip(self.layout.slices(), self._trained, strict=True):
+        for part, variable in zip(self.layout.slices(), self.trained, strict=True):
             variable.assign(weights_D[part].reshape(variable.shape))
         for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
@@ -98,7 +99,7 @@ class ModelVariables:
         parts = [weights_D[part] for part in self.layout.slices()]
         pairs = zip(self._trainable, self._is_trained, strict=True)
         frozen = [variable for variable, is_trained in pairs if not is_trained]
-        variables = [*self._trained, *frozen, *self._state]
+        variables = [*self.trained, *frozen, *self._state]
         held = (np.asarray(variable.value) for variable in variables)
         return all(
             one.tobytes() == np.asarray(other).astype(one.dtype).tobytes()  # NaN equals NaN

@@ -1,13 +1,14 @@
 """Tests of a program's Keras optimizer.
 
 It updates the flat weights as Keras updates a model's, layer by layer, with its schedule and the
-manifest's scaling. Keras itself is the oracle. Its state goes into checkpoints and to peers. An
-optimizer that uses norms of layers is refused, and so is an object that is not an optimizer.
+manifest's scaling. Excluded variables do not decay. Keras itself is the oracle. Its state goes into
+checkpoints and to peers. An optimizer that uses norms of layers is refused, and so is an object
+that is not an optimizer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.keras_optimizer import KerasOptimizer
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.programs import TrainingProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SIZE = 37
 SPEC = Optimizer(name="program", learning_rate=0.05)
@@ -38,10 +42,9 @@ class Failing(optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-def without_decay_of_biases() -> Any:
-    made = optimizers.AdamW(0.01)
-    made.exclude_from_weight_decay(var_names=["bias"])
-    return made
+def with_excluded(optimizer: Any, **excluded: Any) -> Any:
+    optimizer.exclude_from_weight_decay(**excluded)
+    return optimizer
 
 
 MADE = {
@@ -58,11 +61,11 @@ MADE = {
 }
 
 
-def of(make: Any, spec: Optimizer = SPEC) -> KerasOptimizer:
+def of(make: Any, spec: Optimizer = SPEC, variables: Sequence[Any] = ()) -> KerasOptimizer:
     def never(*_: object) -> object:
         raise AssertionError
 
-    return KerasOptimizer(TrainingProgram("mine", never, optimizer=make), spec, SIZE)
+    return KerasOptimizer(TrainingProgram("mine", never, optimizer=make), spec, SIZE, variables)
 
 
 def updated(optimizer: Any, weights_D: Any, gradients: Any, rate: float = 0.05) -> Any:
@@ -81,6 +84,26 @@ def test_updates_are_those_of_keras_on_a_models_layers(name: str) -> None:
     found = updated(of(MADE[name]), WEIGHTS.copy(), GRADIENTS)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
     assert np.abs(found - WEIGHTS).max() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Lion", "SGD"])
+@pytest.mark.parametrize("by", ["var_names", "var_list"])
+def test_variables_excluded_from_weight_decay_do_not_decay(kind: str, by: str) -> None:
+    def layers() -> list[Any]:
+        kernel = keras.Variable(WEIGHTS[:12].reshape(3, 4), name="kernel")
+        return [kernel, keras.Variable(WEIGHTS[12:], name="bias")]
+
+    def make(variables: list[Any]) -> Any:
+        optimizer = getattr(optimizers, kind)(0.05, weight_decay=0.5)
+        excluded = ["bias"] if by == "var_names" else variables[1:]
+        return with_excluded(optimizer, **{by: excluded})
+
+    oracle = make(expected := layers())
+    for gradient_D in GRADIENTS:
+        oracle.apply([tf.reshape(gradient_D[:12], (3, 4)), tf.constant(gradient_D[12:])], expected)
+    found = updated(of(lambda: make(own), variables=(own := layers())), WEIGHTS.copy(), GRADIENTS)
+    flat = np.concatenate([each.numpy().ravel() for each in expected])
+    np.testing.assert_allclose(found, flat, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -140,7 +163,10 @@ def test_it_equals_the_sgd_of_the_manifest() -> None:
         (lambda: optimizers.SGD(0.01, global_clipnorm=1.0), "may not use global_clipnorm"),
         (lambda: optimizers.Adam(gradient_accumulation_steps=2), "may not use gradient_accum"),
         (lambda: optimizers.Adam(use_ema=True), "may not use use_ema"),
-        (lambda: without_decay_of_biases(), "may not use exclude_from_weight_decay"),
+        (
+            lambda: with_excluded(optimizers.AdamW(0.01), var_names=["bias"]),
+            r"may not use exclude_from_weight_decay\(\), which a saved model does not keep",
+        ),
         (
             lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
             r"must be a keras.optimizers.Optimizer \(given: LossScaleOptimizer\)",
