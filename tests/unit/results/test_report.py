@@ -47,6 +47,7 @@ from dlion_results.report import curve_charts, link_charts, time_charts
 from dlion_results.report.formats import size
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
 from dlion_results.report.runs import _labels, load_run, load_runs
+from dlion_results.report.tiles import worst_class
 from dlion_results.run_folder.environment import (
     EnvironmentFigure,
     EnvironmentReport,
@@ -599,6 +600,25 @@ def test_a_quarantined_replica_is_no_part_of_the_mean(tmp_path):
     found = variant_run(run, Goal(target_accuracy=0.5, at_s=10.0), seed=1)
     assert found.accuracy == 0.6
     assert found.time_to_target_s is not None
+
+
+def test_other_figures_leave_a_quarantined_replica_out_as_well(tmp_path):
+    """With 25 workers, a row of the accuracies per class is the mean of a site."""
+    with ResultFolder.create(tmp_path / "run", description(Story(workers=25)), now=NOW) as folder:
+        for rank, each in ((Rank(0), 0.75), (Rank(1), 0.25)):
+            classes, metrics = (each, each), {"auc": each}
+            folder.append(
+                EvaluationRecord(5.0, rank, 1, 1, each, 1.0, 10, classes, metrics=metrics)
+            )
+        folder.append(
+            EventRecord(9.0, Rank(1), 1, EventReason.WORKER_QUARANTINED, "it is bad", warning=True)
+        )
+    run = load_run(folder.path, "run")
+    (panel,) = curve_charts.metrics_over_time([run]).spec["panels"]
+    assert panel["spec"]["series"][0]["y"] == [0.75]
+    assert worst_class(run) == 0.75
+    cells = link_charts.class_map(run).rows[0][1]
+    assert [cell.text for cell in cells] == ["75", "75"]
 
 
 def test_metrics_of_several_runs_have_a_panel_each_with_means(tmp_path):

@@ -275,7 +275,8 @@ def _metric(runs: Sequence[LoadedRun], metric: str, line_count: int) -> list[Ser
             for worker in run.workers
             if metric in worker.metric_curves
         ]
-        mean = subsampled(mean_over_replicas([points for _, points in curves]), line_count)
+        counted = [points for worker, points in curves if not worker.quarantine]
+        mean = subsampled(mean_over_replicas(counted), line_count)
         if len(mean):
             name, key, own = run.label, str(place), place
             if len(runs) == 1:

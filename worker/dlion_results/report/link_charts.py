@@ -17,7 +17,7 @@ from dlion_results.report.palette import WorkerGroup, row_groups
 from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.curves import Points, at_times
 from dlion_results.summary.link_use import KINDS
-from dlion_results.summary.tally import LinkTally, WorkerTally
+from dlion_results.summary.tally import LinkTally, WorkerTally, trusted_workers
 from dlion_results.summary.time_parts import link_bytes
 
 MAX_PANELS: Final = 12
@@ -204,12 +204,14 @@ def loss_table(run: LoadedRun) -> HeatMap | None:
 def class_map(run: LoadedRun, *, most: int = 40) -> HeatMap | None:
     """Accuracy per class at the end; None if it was not reported, or for many classes."""
     classes = {w["rank"]: w["accuracy"]["classes"] for w in run.summary["workers"]}
+    trusted = {worker.rank for worker in trusted_workers(run.workers)}
     count = max((len(row) for row in classes.values()), default=0)
     if not 0 < count <= most:
         return None
     rows = []
     for group in row_groups(run):
-        own = [classes[rank] for rank in group.ranks if rank in classes]
+        counted = trusted.intersection(group.ranks) or group.ranks  # else a row of its own
+        own = [classes[rank] for rank in counted if rank in classes]
         cells = []
         for label in range(count):
             known = [row[label] for row in own if label < len(row) and row[label] is not None]

@@ -75,8 +75,9 @@ def _accuracy(run: LoadedRun) -> TileValue:
 
 
 def worst_class(run: LoadedRun) -> float | None:
-    """The least accuracy of any replica in any class."""
-    each = [worker["accuracy"]["classes"] for worker in run.summary["workers"]]
+    """The least accuracy of any replica that counts in any class."""
+    workers = [worker for worker in run.summary["workers"] if not worker["quarantine"]]
+    each = [worker["accuracy"]["classes"] for worker in workers]
     return min((value for row in each for value in row if value is not None), default=None)
 
 
