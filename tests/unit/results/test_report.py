@@ -43,7 +43,7 @@ from dlion_cli.__main__ import main
 from dlion_core.demand.demand_predictor import DemandDecision, DemandState
 from dlion_core.resource_control.directive_reasons import reason_for
 from dlion_results.comparison import Goal, variant_run
-from dlion_results.report import curve_charts, link_charts, time_charts
+from dlion_results.report import curve_charts, link_charts, progress_charts, time_charts
 from dlion_results.report.formats import size
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
 from dlion_results.report.runs import _labels, load_run, load_runs
@@ -619,6 +619,19 @@ def test_other_figures_leave_a_quarantined_replica_out_as_well(tmp_path):
     assert worst_class(run) == 0.75
     cells = link_charts.class_map(run).rows[0][1]
     assert [cell.text for cell in cells] == ["75", "75"]
+
+
+@pytest.mark.parametrize(("targets", "line"), [((0.5, 0.5), 50.0), ((0.5, 0.75), None)])
+def test_a_chart_of_several_runs_has_the_line_of_their_common_target(tmp_path, targets, line):
+    folders = [tmp_path / name for name in ("a", "b")]
+    for path, target in zip(folders, targets, strict=True):
+        with ResultFolder.create(path, description(SHORT, target=target), now=NOW) as folder:
+            for record in records(SHORT):
+                folder.append(record)
+    runs = load_runs(folders)
+    assert curve_charts.accuracy_over_time(runs).spec["rule"] == line
+    is_dashed = "stroke-dasharray" in progress_charts.accuracy_against_time(runs).svg
+    assert is_dashed == (line is not None)
 
 
 def test_metrics_of_several_runs_have_a_panel_each_with_means(tmp_path):

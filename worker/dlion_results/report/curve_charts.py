@@ -14,7 +14,7 @@ import numpy as np
 from dlion_api.status_names import ACCURACY
 from dlion_results.report.formats import duration, rough_accuracy, shortened
 from dlion_results.report.palette import WorkerGroup, coloured_groups, row_groups
-from dlion_results.report.runs import LoadedRun
+from dlion_results.report.runs import LoadedRun, common_target
 from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.curves import (
     Points,
@@ -385,7 +385,7 @@ def _end_s(runs: Sequence[LoadedRun]) -> float:
 
 
 def _target(runs: Sequence[LoadedRun]) -> float | None:
-    target = runs[0].job.spec.trainer.stop.target_accuracy
+    target = common_target(runs)
     return _scale(runs) * target if target else None
 
 

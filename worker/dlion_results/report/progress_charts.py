@@ -19,7 +19,7 @@ from dlion_results.report.drawing import (
     draw_message,
     time_axis,
 )
-from dlion_results.report.runs import LoadedRun
+from dlion_results.report.runs import LoadedRun, common_target
 from dlion_results.summary.accuracy_name import as_title, common_name
 from dlion_results.summary.curves import Points, at_times, smoothed, subsampled
 from dlion_results.summary.summary import sent_bytes_at
@@ -128,7 +128,7 @@ def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:
     if not any(len(points) for run in runs for points in _replicas(run)):
         draw_message(axes, "no replica was evaluated")
         return
-    target = runs[0].job.spec.trainer.stop.target_accuracy
+    target = common_target(runs)
     if target:
         axes.axhline(target, color=INK, linestyle=(0, (5, 4)), linewidth=0.9, alpha=0.6)
     values = np.concatenate([points[:, 1] for run in runs for points in _replicas(run)])

@@ -96,6 +96,12 @@ class LoadedRun:
         )
 
 
+def common_target(runs: Sequence[LoadedRun]) -> float | None:
+    """The target accuracy of all these runs; None if they have several, or none."""
+    target, *others = {run.job.spec.trainer.stop.target_accuracy for run in runs}
+    return None if others else target
+
+
 def load_runs(
     folders: Sequence[Path], labels: Sequence[str] = (), *, reference: str | None = None
 ) -> list[LoadedRun]:
