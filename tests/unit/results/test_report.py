@@ -268,6 +268,19 @@ def test_events_of_the_operator_name_no_worker(tmp_path):
     assert not [dot for dot in dots if "dropped" in dot]
 
 
+def test_long_lists_of_events_and_of_the_environment_are_marked_as_cut(tmp_path):
+    events = [EventRecord(60.0, Rank(0), 0, EventReason.CHECKPOINT_SAVED, "it")] * 100
+    path = make(tmp_path / "run", SHORT, extra=events)
+    quota = EnvironmentFigure(0, "CPU quota", "cores", 2.0, 2.0)
+    kept = environment_document(EnvironmentReport("many", (quota,) * 201))
+    (path / "environment.yaml").write_text(yaml.safe_dump(kept))
+    (run,) = load_runs([path])
+    words = Page(render([run])).words
+    count = run.tally.reasons.total()
+    assert f"{count} events: 80 of them, warnings before others" in words
+    assert "the rest is in environment.yaml" in words
+
+
 def test_a_script_element_cannot_be_ended_by_data(tmp_path):
     """Labels are in the legend, the headline, alternative texts, tables and the charts' data."""
     path = make(tmp_path / "run", SHORT)

@@ -218,6 +218,7 @@ def _section(
         ends={worker["rank"]: start_and_end_s(worker) for worker in run.summary["workers"]},
         classes=link_charts.class_map(run),
         events=_events(run, limits.events),
+        event_count=run.tally.reasons.total(),
         decisions=_decisions(run, limits.events),
         decision_count=len(run.tally.decisions.decisions) + run.tally.decisions.left_out,
         environment=_imposed(run, limits),
@@ -305,7 +306,10 @@ def _imposed(run: LoadedRun, limits: SectionLimits) -> dict[str, Any] | None:
     if given is None:
         return None
     rows = [_environment_row(run, figure) for figure in given.figures[: limits.rows]]
-    return {"name": given.name, "notes": given.notes[: limits.notes], "rows": rows}
+    is_cut = len(rows) < len(given.figures)
+    return {
+        "name": given.name, "notes": given.notes[: limits.notes], "rows": rows, "is_cut": is_cut,
+    }  # fmt: skip
 
 
 def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any]:
