@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord, LinkRecord
 from dlion_api.status_names import R_SQUARED
 from dlion_results.report.page import write_report
 from dlion_results.run_folder.folder import ResultFolder
@@ -226,6 +226,29 @@ def test_the_legend_switches_a_line_off_and_on_in_every_chart(browser, pages):
     page.evaluate(press)
     assert page.evaluate(LINES) == before
     assert page.problems == []
+
+
+def test_a_pointer_over_links_without_a_budget_shows_a_dash(browser, tmp_path):
+    story = Story(workers=2, seconds=20, killed=None)
+    with ResultFolder.create(tmp_path / "run", description(story), now=NOW) as folder:
+        for record in records(story):
+            if isinstance(record, LinkRecord):
+                record = replace(record, budget_bytes=None, bandwidth_bytes_per_s=None)
+            folder.append(record)
+    page = loaded(browser, write_report([folder.path], tmp_path / "page.html"))
+    chart = "document.querySelector('[data-chart=run0-uplinks]')"
+    page.evaluate(f"{chart}.scrollIntoView()")
+    x, y = page.evaluate(
+        f"(() => {{ const b = {chart}.querySelector('svg').getBoundingClientRect();"
+        " return [b.x + b.width / 2, b.y + b.height / 2] })()"
+    )
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    tip_text = page.evaluate(
+        f"new Promise(done => {{ const look = () => {{"
+        f" const text = {chart}.querySelector('[aria-label=tip]').textContent;"
+        " if (text) done(text); else requestAnimationFrame(look) }; look() })"
+    )
+    assert re.search("budget —.*bandwidth —$", tip_text)
 
 
 def test_a_pointer_over_a_line_shows_its_values(browser, pages):

@@ -9,7 +9,7 @@
   const colour = (place) => (place < 0 ? "var(--ink)" : `var(--c${place % 8})`);
   const unit = (scales, most) => scales.find(([limit]) => most <= limit);
   const number = (value) => {
-    if (value === null || value === undefined) return "—";
+    if (!Number.isFinite(value)) return "—";
     return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
   };
   const reading = (value, kind) => (kind === "percent" ? `${number(+value.toFixed(1))} %` : number(+value.toFixed(2)));
