@@ -16,6 +16,7 @@ Left out: a real run (tests/local/test_listed_runs.py).
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -128,6 +129,16 @@ def test_an_unfinished_run_has_the_figures_of_its_last_records(tmp_path: Path) -
     run = read_run(folder)
     assert (run.accuracy, run.duration_s) == (0.625, 31.0)
     assert run.iteration == whole.iteration
+
+
+def test_an_accuracy_that_is_no_number_does_not_count_in_an_unfinished_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "killed", None)
+    with (folder / "events.jsonl").open("a") as events:
+        for worker in JOB.workers():
+            accuracy = math.nan if worker.rank else 0.5
+            last = EvaluationRecord(30.0, worker.rank, 99, 99, accuracy, 1.0, 10)
+            events.write(record_to_json(last) + "\n")
+    assert read_run(folder).accuracy == 0.5
 
 
 def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:

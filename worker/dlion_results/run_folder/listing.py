@@ -304,7 +304,8 @@ class _Tail:
             elif isinstance(record, EvaluationRecord):
                 accuracies[record.rank] = record.accuracy
                 names.append(record.accuracy_name)
-        mean = sum(accuracies.values()) / len(accuracies) if accuracies else None
+        known = [each for each in map(_figure, accuracies.values()) if each is not None]
+        mean = sum(known) / len(known) if known else None
         name = common_name(names)
         return cls(mean, max(iterations, default=None), max(times_s, default=None), name)
 
