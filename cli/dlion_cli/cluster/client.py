@@ -45,12 +45,12 @@ class ApiResponse:
 
 
 def api_path(*parts: str) -> str:
-    """An API path from its parts, each percent-encoded.
+    """An API path from its parts, each percent-encoded. What is not UTF-8 becomes `?`.
 
     >>> api_path("api", "v1", "namespaces", "a/b")
     '/api/v1/namespaces/a%2Fb'
     """
-    return "".join(f"/{quote(part, safe='')}" for part in parts)
+    return "".join(f"/{quote(part, safe='', errors='replace')}" for part in parts)
 
 
 class ClusterClient:
@@ -239,7 +239,7 @@ class ClusterClient:
     ) -> Iterator[Any]:
         import urllib3
 
-        url = self.server + path + (f"?{urlencode(query)}" if query else "")
+        url = self.server + path + (f"?{urlencode(query, errors='replace')}" if query else "")
         headers = urllib3.HTTPHeaderDict({"Accept": f"{_JSON}, */*", "User-Agent": "dlion"})
         if body is not None:
             headers["Content-Type"] = content_type
@@ -271,7 +271,7 @@ class ClusterClient:
         from websocket import WebSocketBadStatusException, WebSocketException
 
         headers = [*self._headers().items(), *self._impersonation]
-        address = f"{path}?{urlencode(query)}"
+        address = f"{path}?{urlencode(query, errors='replace')}"
         try:
             socket = self._connection.open_websocket(address, headers, timeout_s=self.silence_s())
         except WebSocketBadStatusException as error:

@@ -337,6 +337,18 @@ def test_what_is_no_namespace_is_refused(
 
 
 @pytest.mark.parametrize(
+    "arguments", [["logs", "digits", "--group"], ["trust", "show", "--authority"]]
+)
+def test_a_name_that_is_not_utf_8_is_not_found(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    none = (200, json.dumps({"items": []}))
+    file = kubeconfig(a=training(job("Succeeded", reason="Completed"), pods=none))
+    assert main([*arguments, "\udcff", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
+    assert "bug" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["get", "--contexts", "a", "--context", "a"],
