@@ -50,13 +50,24 @@ def test_an_operator_ends_at_an_early_signal(
             assert operator.wait(WITHIN_S) == ExitCode.OK
 
 
+USERS = """
+current-context: a
+contexts: [{name: a, context: {cluster: a, user: a}}]
+clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}]
+users: [1]
+"""
+
+
 @pytest.mark.parametrize(
     ("kubeconfig", "code", "message"),
     [
         (None, ExitCode.UNAVAILABLE, "no cluster: this process runs in no pod"),
         ("apiVersion: v1", ExitCode.UNAVAILABLE, "no cluster: "),
         ("clusters: [", ExitCode.UNAVAILABLE, "no cluster: "),
-        ("[]", ExitCode.FAILED, "TypeError"),  # any other error, too
+        *(
+            (text, ExitCode.UNAVAILABLE, "kubeconfig: is not a kubeconfig file: ")
+            for text in ("[]", "current-context: a\nclusters: 3", USERS)
+        ),
     ],
 )
 def test_an_operator_that_cannot_start_ends_with_the_reason(

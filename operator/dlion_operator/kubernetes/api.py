@@ -83,6 +83,7 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
     Raises: UnavailableError if that is not configured, or is invalid.
     """
     configuration = client.Configuration()
+    wrong_values = (TypeError, AttributeError, LookupError, ValueError)  # the library expects none
     try:
         if kubeconfig is None:
             config.load_incluster_config(  # type: ignore[no-untyped-call]
@@ -91,9 +92,11 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
         else:
             load: Any = config.load_kube_config  # untyped
             await load(config_file=kubeconfig, client_configuration=configuration)
-    except (config.ConfigException, yaml.YAMLError) as error:
+    except (config.ConfigException, yaml.YAMLError, *wrong_values) as error:
         why = " ".join(str(error).split()).rstrip(".")
-        if kubeconfig is not None:
+        if kubeconfig is not None and isinstance(error, wrong_values):
+            why = f"{kubeconfig}: is not a kubeconfig file: {why}"
+        elif kubeconfig is not None:
             why = f"{kubeconfig}: {why}"
         elif os.environ.get("KUBERNETES_SERVICE_HOST"):
             why += ". Set automountServiceAccountToken: true for this pod"
