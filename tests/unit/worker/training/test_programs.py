@@ -271,6 +271,10 @@ def test_a_loss_that_ignores_the_model_is_refused(tmp_path: Path) -> None:
             r"labels or targets of two shapes \(train \[3, 2\], test \[3, 3\]\)",
         ),
         ("return np.full((3, 4), np.nan), np.zeros(3, int)", "sample 0 holds NaN"),
+        (
+            "return np.diag([1.0, -1e300, np.inf]), np.zeros(3, int)",
+            r"sample 1 is out of the range of float32 \(given: -1e\+300; allowed: -3\.4e\+38 to ",
+        ),
         ("return np.zeros((3, 4)), np.array([0, -1, 0])", "label out of range"),
         ("return np.array([['a']]), np.zeros(1, int)", "unsupported sample type"),
         ("return np.zeros((3, 4)), np.zeros((3, 0), int)", r"wrong shapes \(given: x \[3, 4\]"),

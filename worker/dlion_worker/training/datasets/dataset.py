@@ -174,13 +174,12 @@ def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind == "f":
-        x = x.astype(np.float32, copy=False)
-        if not np.isfinite(x).all():
-            bad = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
-            raise DataError(
-                f"{source}: sample {bad} holds NaN or infinity. Clean the data, or remove it"
-            )
-        return x
+        with np.errstate(over="ignore"):
+            values = x.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            bad = int(np.argmin(np.isfinite(values.reshape(len(x), -1)).all(axis=1)))
+            raise DataError(f"{source}: sample {bad} {_why_not_finite(x[bad])}")
+        return values
     limits = np.iinfo(np.int32)
     if x.size and not limits.min <= x.min() <= x.max() <= limits.max:
         raise DataError(
@@ -188,6 +187,17 @@ def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
             f"{limits.min} to {limits.max}). Use floats, or smaller numbers"
         )
     return x.astype(np.int32, copy=False)
+
+
+def _why_not_finite(x: NDArray[Any]) -> str:
+    """What is wrong with a sample that is not finite as float32."""
+    if not np.isfinite(x).all():
+        return "holds NaN or infinity. Clean the data, or remove it"
+    given, limit = x.flat[np.argmax(np.abs(x))], np.finfo(np.float32).max
+    return (
+        f"is out of the range of float32 (given: {given:.4g}; allowed: {-limit:.2g} to "
+        f"{limit:.2g}). Scale the data"
+    )
 
 
 def _labels(y: NDArray[Any], source: str) -> Labels:
