@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -238,8 +239,9 @@ class ResultReader:
     def _without_summary(self, has_summary: bool, command: RunCommand | None) -> dict[str, Any]:
         """A run that has ended, and left no summary, or one that cannot be read."""
         failed = {"state": State.FAILED, "eta_s": None}
+        report = f"`{shlex.join(['dlion', 'report', str(self.path)])}`"
         if has_summary:
-            advice = f"`dlion report {self.path}` computes the figures from the records"
+            advice = f"{report} computes the figures from the records"
             return {**failed, "reason": DAMAGED, "message": f"{SUMMARY} is unreadable; {advice}"}
         code = exit_code(self.path)
         text = self._last_output()
@@ -249,7 +251,7 @@ class ResultReader:
         if text == INTERRUPTED or (code is not None and -code in SIGNALS):
             return {**failed, "reason": EndReason.INTERRUPTED, "message": INTERRUPTED}
         if is_file(self.path / JOB):
-            advice = f"`dlion report {self.path}` shows how far it came"
+            advice = f"{report} shows how far it came"
             text = f"the run was killed and left no summary; {advice}"
             return {**failed, "reason": KILLED, "message": text}
         reason = EndReason.FAILED if text and command is not None else KILLED

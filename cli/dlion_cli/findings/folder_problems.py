@@ -225,13 +225,14 @@ class RunFacts:
 def read_run_facts(path: Path) -> RunFacts:
     """What the folder has. Raises: DataError if it is none, or has no run."""
     require_folder(path)
+    ls = shlex.join(["dlion", "ls", str(path)])
     if read_comparison(path) is not None:
         raise DataError(
-            f"{path}: is a comparison, whose runs have separate folders. `dlion ls {path}` "
-            "lists them: name one"
+            f"{path}: is a comparison, whose runs have separate folders. `{ls}` lists them: name "
+            "one"
         )
     if not has_run(path):
-        raise DataError(f"{path}: has no run. `dlion ls {path}` lists the runs below it")
+        raise DataError(f"{path}: has no run. `{ls}` lists the runs below it")
     run = read_run(path)  # first: a run that ends meanwhile is still running here
     notes = []
     try:

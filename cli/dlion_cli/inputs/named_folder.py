@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ def local_folder(name: str, *, is_of_cluster: bool) -> Path | None:
     if "/" in name or has_run(Path(name)):
         return Path(name)
     if has_run(Path(RUNS, name)):
-        click.echo(f"dlion: for the result folder write {RUNS}/{name}", err=True)
+        click.echo(f"dlion: for the result folder write {shlex.quote(f'{RUNS}/{name}')}", err=True)
     return None
 
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class WorkerLogs:
         which += "" if self.index is None else f" with index {self.index}"
         raise UnavailableError(
             f"{self.folder}: no worker{which} has a log of its {self.container}. "
-            f"`dlion report {self.folder}` names the workers"
+            f"`dlion report {shlex.quote(str(self.folder))}` names the workers"
         )
 
     def lines_of(self, rank: Rank) -> list[str]:

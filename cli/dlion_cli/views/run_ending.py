@@ -5,6 +5,7 @@ Writes the summary and the report of the run.
 
 import logging
 import os
+import shlex
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -78,7 +79,8 @@ def write_report_in_time(
             return write_report([folder.path], folder.path / REPORT)
     except OutOfTimeError:
         click.echo(
-            f"dlion: no time was left for the report; `dlion report {folder.path}` creates it",
+            "dlion: no time was left for the report; "
+            f"`dlion report {shlex.quote(str(folder.path))}` creates it",
             err=True,
         )
         return None

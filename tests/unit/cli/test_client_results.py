@@ -171,10 +171,10 @@ def test_a_resumed_run_is_not_ended_by_its_earlier_summary(
 
 
 def test_a_killed_run_has_failed_and_names_the_remedy(tmp_path: Path, client: dlion.Client) -> None:
-    make(tmp_path, None, until_s=15)
-    job = client.get_job(NAME)
+    path = make(tmp_path, None, "my run", until_s=15)
+    job = client.get_job("my run")
     assert (job.state, job.reason) == ("Failed", "Killed")
-    assert "dlion report" in job.message
+    assert f"dlion report '{path}'" in job.message
     assert job.accuracy is not None
 
 

@@ -239,7 +239,7 @@ def test_a_name_is_a_job_unless_it_is_a_result_folder(
         ("runs/digis", 'there is no such folder. Did you mean "runs/digits"? `dlion ls`'),
         ("no/where", "there is no such folder. `dlion ls`"),
         ("runs/" + "x" * 300, "there is no such folder"),
-        ("runs/empty", "has no run. `dlion ls runs/empty`"),
+        ("runs/an empty", "has no run. `dlion ls 'runs/an empty'`"),
         ("runs/project", "has no run. `dlion ls runs/project`"),
         ("runs/sweep", "is a comparison, whose runs have separate folders. `dlion ls"),
         ("runs/digits/job.yaml", "there is no such folder"),
@@ -251,7 +251,7 @@ def test_a_folder_without_a_run_is_refused_with_the_correct_form(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     make(Path("runs/digits"), Ending("x"))
-    Path("runs/empty").mkdir()
+    Path("runs/an empty").mkdir()
     assert main(["init", "runs/project"]) == 0
     Path("runs/sweep").mkdir()
     Path("runs/sweep/comparison.json").write_text('{"rows": [], "targetAccuracy": null}')

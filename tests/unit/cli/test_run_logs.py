@@ -108,11 +108,11 @@ def test_any_other_argument_is_a_job_of_a_cluster(
 def test_the_error_for_a_name_of_ls_gives_its_path(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listed = folder.parent / "runs" / "mine"
+    listed = folder.parent / "runs" / "my run"
     listed.mkdir(parents=True)
     (listed / "events.jsonl").touch()
-    assert main(["logs", "mine"]) == 66
-    assert "for the result folder write runs/mine" in capsys.readouterr().err
+    assert main(["logs", "my run"]) == 66
+    assert "for the result folder write 'runs/my run'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,7 @@ def test_the_error_for_a_name_of_ls_gives_its_path(
         (["./empty"], 66, "is not a result folder of `dlion run`"),
         (["digits", "--worker", "7"], 69, "no worker with index 7 has a log of its trainer"),
         (["digits", "--group", "gpu"], 69, "no worker of group gpu"),
+        (["a link", "--group", "gpu"], 69, "`dlion report 'a link'` names the workers"),
         (["digits", "--timestamps"], 2, "have no times"),
         (["digits", "-c", "keeper"], 2, "has no keeper"),
     ],
@@ -134,6 +135,7 @@ def test_a_missing_folder_or_log_is_reported(
     words: str,
 ) -> None:
     (folder.parent / "empty").mkdir()
+    (folder.parent / "a link").symlink_to(folder)
     assert main(["logs", *arguments]) == code
     assert words in capsys.readouterr().err
 

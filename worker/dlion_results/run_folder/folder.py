@@ -23,6 +23,7 @@ import errno
 import json
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -302,7 +303,7 @@ def _occupied_advice(path: Path) -> str:
     if not (path / EVENTS).exists():
         return another
     if any(path.glob(CHECKPOINTS)):
-        return f"{another}, or resume its run: dlion run FILE --resume {path}"
+        return f"{another}, or resume its run: dlion run FILE --resume {shlex.quote(str(path))}"
     return (
         f"{another}, or remove this one: its run has no checkpoint to resume from (a "
         "simulation never has one, and is cheap to repeat)"

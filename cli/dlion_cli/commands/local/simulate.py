@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -209,8 +210,8 @@ def _interruption_message(folder: ResultFolder) -> str:
         return "before the first step: nothing is kept"
     return (
         f"after {folder.elapsed_s:.1f} virtual seconds. {folder.path} holds the records and the "
-        f"summary until then; `dlion report {folder.path}` creates the report. A simulation "
-        "cannot be resumed: simulate again into another folder, or remove this one"
+        f"summary until then; `dlion report {shlex.quote(str(folder.path))}` creates the report. A "
+        "simulation cannot be resumed: simulate again into another folder, or remove this one"
     )
 
 
