@@ -79,8 +79,9 @@ def content(fields: Mapping[str, Any], name: str) -> bytes | None:
 
 def _check_unambiguous(user: Mapping[str, Any]) -> None:
     """Raises: ValueError for credentials of several kinds, of which kubectl refuses these too."""
-    has_token = user.get("token") or user.get("tokenFile")
-    if has_token and (user.get("username") or user.get("password")):
+    username, password = user.get("username"), user.get("password")
+    # A password alone counts beside `token` only: no server gets it.
+    if (user.get("token") and (username or password)) or (user.get("tokenFile") and username):
         raise ValueError("its user has both a token and a password: remove one")
     if user.get("exec") and user.get("auth-provider"):
         raise ValueError("its user has both exec and auth-provider: remove one")

@@ -273,6 +273,15 @@ def test_the_file_of_a_token_is_read_again(tmp_path: Path) -> None:
     assert sent == [f"Bearer {OLD}", f"Bearer {SECRET}"]
 
 
+def test_a_password_without_a_name_is_left_beside_the_file_of_a_token(tmp_path: Path) -> None:
+    """As by kubectl, which refuses it beside `token`."""
+    (tmp_path / "token").write_text(SECRET)
+    server = Server({"version": NONE}, user={"tokenFile": "token", "password": "pw"})
+    with connected(tmp_path / "config", server) as client:
+        client.get("/version")
+    assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
+
+
 @pytest.mark.parametrize("content", [None, "", "\n"])
 def test_a_token_is_sent_while_its_file_has_none(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -621,7 +630,8 @@ PLUGIN = {"apiVersion": VERSION, "command": "/nowhere/plugin", "interactiveMode"
     ("user", "cluster", "message"),
     [
         ({"token": OLD, "username": "jane", "password": "pw"}, {}, "a token and a password"),
-        ({"tokenFile": "adm.pem", "password": "pw"}, {}, "a token and a password"),
+        ({"tokenFile": "adm.pem", "username": "jane"}, {}, "a token and a password"),
+        ({"token": OLD, "password": "pw"}, {}, "a token and a password"),
         ({"exec": PLUGIN, "auth-provider": {"name": "oidc"}}, {}, "exec and auth-provider"),
         ({**PEM, "client-key-data": "YQ=="}, {}, "both client-key and client-key-data"),
         ({**DATA, "client-certificate": "adm.pem"}, {}, "both client-certificate and"),
