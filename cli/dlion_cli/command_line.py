@@ -7,6 +7,7 @@ command in this process; the process of a command is `__main__`.
 import difflib
 import functools
 import importlib
+import os
 import re
 import signal
 import sys
@@ -87,6 +88,8 @@ class LazyGroup(click.Group):
     ) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name != "run":  # logs of its workers keep TensorFlow's errors
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(f"dlion_cli.commands.{module}"), name)
         assert isinstance(command, click.Command), cmd_name
