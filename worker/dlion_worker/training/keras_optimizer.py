@@ -147,8 +147,12 @@ def _made(program: TrainingProgram, variables: Sequence[Any] | None = None) -> t
     with user_code(program, program.optimizer_name, _ADVICE):
         given = program.optimizer()
     what = f"program {program.name}: {program.optimizer_name}"
-    is_scaling = isinstance(given, keras.optimizers.LossScaleOptimizer)
-    if not isinstance(given, keras.optimizers.Optimizer) or is_scaling:
+    if isinstance(given, keras.optimizers.LossScaleOptimizer):
+        raise ProgramError(
+            f"{what} may not scale the loss. Return the inner optimizer, with the policy "
+            "mixed_bfloat16 in place of mixed_float16"
+        )
+    if not isinstance(given, keras.optimizers.Optimizer):
         kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
         advice = f". Return {given.__name__}(), an object of it" if isinstance(given, type) else ""
         raise ProgramError(f"{what} must be a keras.optimizers.Optimizer (given: {kind}){advice}")

@@ -169,7 +169,7 @@ def test_it_equals_the_sgd_of_the_manifest() -> None:
         ),
         (
             lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
-            r"must be a keras.optimizers.Optimizer \(given: LossScaleOptimizer\)",
+            "may not scale the loss. Return the inner optimizer",
         ),
         (lambda: optimizers.SGD(Failing()), r"learning rate of optimizer\(\) failed.*no rate"),
     ],
