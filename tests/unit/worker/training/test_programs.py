@@ -243,7 +243,11 @@ def test_a_loss_that_ignores_the_model_is_refused(tmp_path: Path) -> None:
             r"wrong shapes \(given: x \[3\], y \[3\].*dimension of its own: x\[:, None\]",
         ),
         ("return np.zeros(3), np.zeros(3, int)", r"x\[:, None\]"),
-        ("return np.array(['a', 'b', 'c']), np.zeros(3, int)", "unsupported sample type"),
+        ("return np.array(['a', 'b', 'c']), np.zeros(3, int)", "Turn text into numbers"),
+        (
+            "return np.zeros((3, 4)), np.zeros(3), np.ones(3)",
+            r"given: three parts\)\. Sample weights",
+        ),
         ("return np.array([[1], [1, 2]], object), np.zeros(2)", "unsupported sample type"),
         ("return [np.zeros(3), np.zeros(3)], np.zeros(3)", "Several inputs or targets are a dict"),
         ("return {}, np.zeros(3)", "x as a dict must have from 1 to 256 names"),

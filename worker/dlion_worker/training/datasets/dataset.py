@@ -161,11 +161,17 @@ def class_labels(y: NDArray[Any]) -> Labels:
     return y if y.dtype == np.int32 and y.ndim == 1 else np.zeros(len(y), np.int32)
 
 
+_TEXT_ADVICE = (
+    ". Turn text into numbers, for example with keras.layers.TextVectorization or StringLookup"
+)
+
+
 def _check_type(x: NDArray[Any], source: str) -> None:
     if x.dtype.kind not in "fiub":
+        is_text = x.dtype.kind in "STU"
         raise DataError(
             f"{source}: unsupported sample type (given: {x.dtype}; allowed: "
-            "uint8 for pixels, integers, floats)"
+            f"uint8 for pixels, integers, floats){_TEXT_ADVICE if is_text else ''}"
         )
 
 

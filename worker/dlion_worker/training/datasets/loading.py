@@ -292,9 +292,11 @@ def _user_samples(program: TrainingProgram, split: str, site: str, number: int) 
     if pipelines.is_pipeline(result):
         result = pipelines.read_pipeline(result, program, call)
     if not isinstance(result, tuple) or len(result) != 2:
+        has_three = isinstance(result, tuple) and len(result) == 3
+        given = "three parts" if has_three else type(result).__name__
         raise ProgramError(
             f"program {program.name}: {call} must return (x, y), or a tf.data.Dataset of both "
-            f"(given: {type(result).__name__})"
+            f"(given: {given}){f'. {pipelines.WEIGHTS_ADVICE}' if has_three else ''}"
         )
     try:
         return checked_targets(result[0], result[1], f"program {program.name}: {call}")

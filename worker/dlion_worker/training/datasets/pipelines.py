@@ -19,6 +19,10 @@ reads."""
 MAX_SAMPLES = 20_000_000
 _READ_TOGETHER = 256
 """Samples of a pipeline without batches that are read at once."""
+WEIGHTS_ADVICE = (
+    "Sample weights have no effect: make them an input or a target, and apply them in "
+    "loss(y_true, y_pred)"
+)
 
 Arrays = NDArray[Any] | dict[str, NDArray[Any]]
 _Name = tuple[str, str | None]
@@ -94,10 +98,7 @@ def _checked_parts(spec: Any, what: str) -> dict[_Name, Any]:
     """The specifications of x and y."""
     allowed = "(x, y), each a tensor or a dict of tensors"
     if isinstance(spec, tuple) and len(spec) == 3:
-        raise ProgramError(
-            f"{what} has three parts (allowed: {allowed}). Sample weights have no effect: make "
-            "them an input or a target, and apply them in loss(y_true, y_pred)"
-        )
+        raise ProgramError(f"{what} has three parts (allowed: {allowed}). {WEIGHTS_ADVICE}")
     parts = _named(spec) if isinstance(spec, tuple) and len(spec) == 2 else {}
     if not parts or any(isinstance(each, Iterable) for each in parts.values()):
         raise ProgramError(f"{what} has wrong elements (given: {spec}; allowed: {allowed})")
