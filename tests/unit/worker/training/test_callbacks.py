@@ -21,7 +21,7 @@ from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_worker.training import programs
 from dlion_worker.training.framework import keras
 from dlion_worker.training.model import FlatModel
-from dlion_worker.training.programs.callbacks import TrainingCallbacks
+from dlion_worker.training.programs.callbacks import REFUSED_CALLBACKS, TrainingCallbacks
 
 callbacks = keras.callbacks
 X = np.random.default_rng(5).normal(size=(10, 4)).astype(np.float32)
@@ -216,6 +216,12 @@ class Patient(callbacks.EarlyStopping):
 def test_a_callback_that_steers_training_is_refused_by_name(given: Any, instead: str) -> None:
     with pytest.raises(ProgramError, match=instead):
         Trained(given())
+
+
+def test_the_page_names_each_refused_callback() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "own-programs.md").read_text(encoding="utf-8")
+    (section,) = page.partition("### `callbacks()`")[2].split("\n## ")[:1]
+    assert [name for name in REFUSED_CALLBACKS if f"`{name}`" not in section] == []
 
 
 def test_another_value_than_a_list_is_refused() -> None:

@@ -14,7 +14,7 @@ from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_worker.training.framework import keras
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
-_INSTEAD = {
+REFUSED_CALLBACKS = {
     "EarlyStopping": "trainer.stop ends the run of all workers",
     "ModelCheckpoint": "spec.checkpoint saves checkpoints, and each site keeps its best model",
     "OrbaxCheckpoint": "spec.checkpoint saves checkpoints, and each site keeps its best model",
@@ -133,7 +133,7 @@ class TrainingCallbacks:
             if is_stopping:
                 raise ProgramError(
                     f"program {self._program.name}: {name} set stop_training, which would stop one "
-                    f"worker of several. {_INSTEAD['EarlyStopping']}"
+                    f"worker of several. {REFUSED_CALLBACKS['EarlyStopping']}"
                 )
 
 
@@ -162,7 +162,7 @@ def new_callbacks(program: TrainingProgram) -> Sequence[Any]:
                 f"{what} must return keras.callbacks.Callback objects (given: "
                 f"{type(each).__name__})"
             )
-        for name, instead in _INSTEAD.items():
+        for name, instead in REFUSED_CALLBACKS.items():
             kind = getattr(keras.callbacks, name, None)  # other versions of Keras may lack one
             if kind is not None and isinstance(each, kind):
                 raise ProgramError(f"{what} may not have {type(each).__name__} ({name}): {instead}")
