@@ -27,8 +27,7 @@ $(READY): requirements.lock requirements-uv.lock pyproject.toml
 quickstart: setup ## Train the main example on this machine, with and without an exchange
 	@out=runs/quickstart-$$(date +%Y%m%d-%H%M%S) && set -e && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/adaptive && \
-	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none \
-	  --set trainer.stop.maxSeconds=20 --out $$out/none && \
+	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none --out $$out/none && \
 	$(BIN)/dlion report $$out/adaptive $$out/none --out $$out/report.html && \
 	echo "The page above, for a browser, compares both runs. Next: docs/tutorial.md"
 
