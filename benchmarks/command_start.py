@@ -37,7 +37,8 @@ COMMANDS = (
     "validate --no-run JOB", "submit BAD", "render JOB --site plant-a", "submit JOB", "get",
     "get digits", "describe digits", "top digits", "events digits", "wait digits", "logs digits",
     "fetch digits", "suspend digits", "delete digits --yes",
-    "scale digits --site plant-a --group small --workers 3", "TAB", "get --context TAB",
+    "scale digits --site plant-a --group small --workers 3", "trust show", "report .", "TAB",
+    "get --context TAB",
 )  # fmt: skip
 
 
