@@ -90,7 +90,8 @@ def _check_unambiguous(user: Mapping[str, Any]) -> None:
 def _authorization(user: Mapping[str, Any]) -> Callable[[], str] | None:
     token, path = user.get("token"), user.get("tokenFile")
     if path:
-        return lambda: f"Bearer {_token_in(Path(path), token)}"  # another program may renew it
+        file = Path(path)
+        return lambda: f"Bearer {_token_in(file, token)}"  # another program may renew it
     if token:
         return lambda: f"Bearer {token}"
     if username := user.get("username"):

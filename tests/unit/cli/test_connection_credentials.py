@@ -602,6 +602,7 @@ def test_a_proxy_is_chosen_as_by_kubectl(
         ("proxy-url", 3128, "cannot be used"),
         ("server", 8443, "cannot be used"),
         ("server", "127.0.0.1:8443", "is not a URL of a server: write https://HOST:PORT"),
+        ("tokenFile", 5, "cannot be used"),
         ("contexts", 1, "there is no context 'here'; it has: none"),
     ],
 )
@@ -609,12 +610,14 @@ def test_a_value_that_cannot_be_used_is_an_error_of_the_kubeconfig(
     tmp_path: Path, place: str, value: object, message: str
 ) -> None:
     cluster: dict[str, object] = {"server": "https://127.0.0.1:9"}
+    user: dict[str, object] = {}
     document: dict[str, object] = {
         "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
         "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
     }
-    (document if place == "contexts" else cluster)[place] = value
+    {"contexts": document, "tokenFile": user}.get(place, cluster)[place] = value
     file = tmp_path / "config"
     file.write_text(yaml.safe_dump(document))
     with pytest.raises(DataError, match=message):
