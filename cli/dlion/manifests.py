@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -48,7 +48,7 @@ def read_manifest(manifest: ManifestLike) -> ManifestInput:
     """
     if isinstance(manifest, Mapping):
         try:
-            text = yaml_text(manifest)
+            text = yaml_text(plain_values(manifest))
         except (TypeError, ValueError, RecursionError) as error:
             problem = Problem("(document)", f"cannot be a manifest: {error}")
             raise SpecError([problem], source=_GIVEN) from None
@@ -74,6 +74,27 @@ def yaml_text(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def plain_values(value: Any, field: str = "") -> Any:
+    """The value with numbers of NumPy as those of Python. Raises: SpecError for what no manifest
+    holds, with its field."""
+    match value:
+        case None | bool() | str():
+            return value
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value)
+        case Mapping():
+            return {
+                key: plain_values(each, f"{field}.{key}" if field else str(key))
+                for key, each in value.items()
+            }
+        case list() | tuple():
+            return [plain_values(each, f"{field}[{place}]") for place, each in enumerate(value)]
+    problem = Problem(field, "cannot be in a manifest", f"a {type(value).__name__}")
+    raise SpecError([problem], source=_GIVEN)
 
 
 def _of_text(text: str) -> ManifestInput:
@@ -103,7 +124,7 @@ def assignments_of(given: Assignments | None) -> list[str]:
     assignments = []
     for path, value in given.items():
         try:
-            text = "" if value is None else yaml_text(value)
+            text = "" if value is None else yaml_text(plain_values(value, path))
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError([Problem(path, f"cannot be set: {error}")], source="set") from None
         assignments.append(f"{path}={text}")
@@ -168,7 +189,9 @@ def site_list(sites: Sites, workers: int | None) -> list[dict[str, Any]]:
 
     Raises: SpecError for another type, or more sites than a job has.
     """
-    is_number = isinstance(sites, int) and not isinstance(sites, bool)
+    given: Any = sites
+    if is_number := not isinstance(given, bool) and isinstance(given, Integral):
+        sites = int(given)  # of NumPy, too
     if not (is_number or isinstance(sites, str | Mapping | Sequence)) or (
         isinstance(sites, int) and sites > MAX_SITES
     ):
@@ -193,11 +216,11 @@ def changed(
     value = manifest.document.value
     if not isinstance(value, Mapping) or not (given or workers is not None):
         return manifest
-    value = copy.deepcopy(with_fields(value, given))
+    value = plain_values(with_fields(value, given))
     spec = mapping_of(value.get("spec"))
     for site in mappings_in(spec.get("sites")) if workers is not None else ():
         for group in mappings_in(site.get("groups")):
-            group["workers"] = workers
+            group["workers"] = plain_values(workers, "workers")
     return replace(manifest, document=YamlDocument(value, {}))
 
 
