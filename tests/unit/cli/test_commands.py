@@ -300,6 +300,18 @@ def test_validate_prints_json_for_every_document(
     assert none["exitCode"] == ExitCode.DATA
 
 
+def test_validate_prints_each_result_before_it_checks_the_next_file() -> None:
+    """The second file is standard input, which has no end yet."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "dlion_cli", "validate", "--no-run", DIGITS, "-"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert "digits#1 is valid" in process.stdout.readline()
+        process.communicate("")
+    assert process.returncode == ExitCode.SPEC
+
+
 def test_validate_accepts_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = sorted(str(path) for path in (ROOT / "environments").glob("*.yaml"))
     assert main(["validate", *files]) == 0

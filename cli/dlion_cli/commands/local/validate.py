@@ -94,11 +94,14 @@ def validate(
         environment=None if environment is None else load_environment(environment),
         shows_progress=output != "json",
     )
-    results = [result for file in files for result in _check_file(file, checks)]
+    results = []
+    for file in files:
+        checked = _check_file(file, checks)
+        results += checked
+        if output != "json":
+            _print_results(checked)  # at once: running programs takes long
     if output == "json":
         click.echo(json.dumps(results, indent=2, ensure_ascii=False))
-    else:
-        _print_results(results)
     codes = {result["exitCode"] for result in results}
     first = (ExitCode.DATA, ExitCode.SPEC)
     return next((code for code in first if code in codes), max(codes))
