@@ -229,7 +229,9 @@ def _revoke(jobs: JobClient, name: str, target: str, reason: str) -> tuple[str, 
         workers = load_job(document).workers()
         _check_target(target, workers)
         now = (*(each for each in known if each.name != target), revocation)
-        if all(revocation_of(now, worker) for worker in workers):
+        effective = [each for each in _revoked(document) if each.get("effective")]  # at all sites
+        others = [Revocation(text(each.get("name"))) for each in effective]
+        if all(revocation_of([*now, *others], worker) for worker in workers):
             advice = f"Use `dlion suspend {name}` or `dlion delete {name}`"
             raise SpecError([Problem(target, "no worker of the job would be left", advice=advice)])
         if len(now) > MAX_REVOCATIONS:
@@ -253,7 +255,7 @@ def _restore(jobs: JobClient, name: str, target: str) -> str:
         if not same:
             _check_target(target, load_job(document).workers())
         others = tuple(each for each in known if each.name != target)
-        is_quarantined = any(each.get("automatic") for each in _revoked(document, target))
+        is_quarantined = any(each.get("automatic") for each in _revoked_as(document, target))
         if is_quarantined or any(each.is_lifted for each in same):
             return (*others, Revocation(target, is_lifted=True))  # the operator must not repeat it
         return others
@@ -262,16 +264,19 @@ def _restore(jobs: JobClient, name: str, target: str) -> str:
     if changed:
         return f"{name}: {target} is trusted again"
     # A quarantine lifted a moment ago may still be in the status.
-    made = [each for each in _revoked(document, target) if not each.get("automatic")]
+    made = [each for each in _revoked_as(document, target) if not each.get("automatic")]
     by = sorted({text(each.get("by")) for each in made})
     where = f"; it is revoked at {', '.join(by)}: restore it there" if by else ""
     return f"{name}: {target} is not revoked here; nothing changed{where}"
 
 
-def _revoked(document: Document, target: str) -> list[Document]:
-    """The revocations of that name as the status has them."""
-    revoked = mappings_in(mapping_of(document.get("status")).get("revoked"))
-    return [each for each in revoked if each.get("name") == target]
+def _revoked(document: Document) -> list[Document]:
+    """The revocations and quarantines as the status has them, of all sites."""
+    return mappings_in(mapping_of(document.get("status")).get("revoked"))
+
+
+def _revoked_as(document: Document, target: str) -> list[Document]:
+    return [each for each in _revoked(document) if each.get("name") == target]
 
 
 def _check_target(target: str, workers: Sequence[WorkerIdentity]) -> None:

@@ -1,4 +1,7 @@
-"""Test `dlion trust restore`: a quarantine is lifted, and stays lifted if the command is repeated.
+"""Test `dlion trust restore` and `revoke`.
+
+A quarantine is lifted, and stays lifted if the command is repeated. A revocation that would leave
+no worker is refused.
 
 Left out: a real API server (tests/cluster/test_cli.py).
 """
@@ -9,6 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from dlion_api.cluster_names import REVOKED_ANNOTATION
+from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from local_run import job_document
 from scripted_servers import PATCHES, Server, served
@@ -43,3 +47,19 @@ def test_a_repeated_restore_keeps_a_quarantine_lifted(
         assert later.patches == []
         expected = f"test: {worker} is not revoked here; nothing changed\n"
         assert capsys.readouterr().out == expected
+
+
+def test_the_last_worker_is_not_revoked_although_others_are_revoked_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_document(workers=2)
+    revoked = {"name": "plant-a/g-0", "by": "plant-b", "effective": True}
+    command = ["trust", "revoke", "test", "plant-a/g-1", "--kubeconfig"]
+    for effective, code in ((True, ExitCode.SPEC), (False, ExitCode.OK)):
+        status = {"revoked": [revoked | {"effective": effective}]}
+        answer = 200, json.dumps(job | {"status": status})
+        server = Server({"test": answer, PATCHES: answer})
+        with served(tmp_path / "kubeconfig", {"a": server}) as file:
+            assert main([*command, file]) == code
+        assert ("no worker of the job would be left" in capsys.readouterr().err) == effective
+        assert len(server.patches) == (not effective)
