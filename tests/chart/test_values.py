@@ -320,6 +320,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("monitoring.monitors.interval", "often", "/monitoring/monitors/interval"),
     ("monitoring.rules.interval", "1m", "interval"),
     ("monitoring.dashboards.labels", {"a": 1}, "/monitoring/dashboards/labels/a"),
+    # helm removes what is null.
+    *(
+        (name, None, f"'{name}'")
+        for name, value in VALUES.items()
+        if isinstance(value, dict) and value
+    ),
+    ("images.worker", None, "'worker'"),
+    ("images.worker.repository", None, "'repository'"),
 ]
 
 
