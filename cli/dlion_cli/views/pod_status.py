@@ -25,6 +25,7 @@ _STYLES = {
     "ContainerCreating": "yellow",
     "Terminating": "yellow",
     "PodInitializing": "yellow",
+    "NotReady": "yellow",
     "SchedulingGated": "yellow",
 }
 _INITIALIZING = re.compile(r"Init:\d+/\d+")
@@ -124,12 +125,16 @@ class PodStatus:
         initializing = self._initializing()
         if initializing and self.condition("Initialized").get("status") != "True":
             return initializing
-        for container in self._containers("containerStatuses"):
+        containers = self._containers("containerStatuses")
+        for container in containers:
             if container.waiting and (reason := text(container.waiting.get("reason"), "")):
                 return reason
-        for container in self._containers("containerStatuses"):
-            if container.terminated and container.terminated.get("exitCode") != 0:
+        ended = [container for container in containers if container.terminated]
+        for container in ended:
+            if container.terminated.get("exitCode") != 0:
                 return _ending(container) or self.phase
+        if ended and self.phase == "Running":  # it ends, or a container beside it does not
+            return "Completed" if len(ended) == len(containers) else "NotReady"
         if self.condition("PodScheduled").get("reason") == "SchedulingGated":
             return "SchedulingGated"
         return "Completed" if self.phase == "Succeeded" else text(self.phase)

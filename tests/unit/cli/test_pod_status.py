@@ -105,6 +105,17 @@ def test_an_initializer_is_named_as_in_kubectl(shown: PodStatus, state: str) -> 
     assert shown.state == state
 
 
+def test_a_running_pod_whose_containers_have_ended_is_not_called_running() -> None:
+    """As in kubectl. Its sidecar may still run, as an init container or beside the trainer."""
+    init = [{"state": DONE}, {"state": RUNS, "started": True}]
+    ended = {"name": "trainer", "state": DONE}
+    assert pod("Running", init, ended, conditions=READY[:1]).state == "Completed"
+    beside = PodStatus(
+        {"status": {"phase": "Running", "containerStatuses": [ended, {"name": "b", "state": RUNS}]}}
+    )
+    assert beside.state == "NotReady"
+
+
 def test_a_gated_pod_is_called_gated() -> None:
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     assert PodStatus({"status": {"conditions": [gated]}}).state == "SchedulingGated"
