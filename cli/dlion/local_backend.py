@@ -101,6 +101,7 @@ class LocalBackend:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         with self._lock:
+            self._readers.pop(folder.name, None)  # of a thread that listed it: without the job
             self._reader(folder, job)
         return self.get(folder.name)
 

@@ -30,6 +30,7 @@ import pytest
 
 import dlion
 from dlion import run_processes
+from dlion.manifests import program_manifest
 from dlion.run_processes import (
     RunCommand,
     end_process,
@@ -102,6 +103,22 @@ def test_a_command_that_fails_is_a_failed_job(tmp_path: Path) -> None:
     assert [(each.name, each.state) for each in other] == [("job-1", "Failed")]
     client.delete_job("job-1")
     assert not folder.exists()
+
+
+def test_a_job_that_another_thread_lists_while_it_starts_has_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread reads the folder before the command has written its manifest there."""
+    client = dlion.Client(root=tmp_path)
+
+    def start_and_list(backend: str, _: object, *others: Any, **options: Any) -> None:
+        start_command(backend, ["validate", "-"], *others, **options)  # writes no manifest
+        assert [job.workers for job in client.list_jobs()] == [()]
+
+    monkeypatch.setattr("dlion.local_backend.start_command", start_and_list)
+    job = client.train({**program_manifest("digits", 2, None)}, set={"trainer.stop.maxSteps": 1})
+    assert len(job.workers) == 2
+    wait_for(lambda: exit_code(tmp_path / job.name) is not None, "the command ends")
 
 
 def test_a_command_that_ended_before_its_start_was_read_is_a_failed_job(tmp_path: Path) -> None:
