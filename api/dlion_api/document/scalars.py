@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -92,9 +93,10 @@ def _number(shape: shapes.Scalar, value: object) -> int | float:
         raise FaultError(f"must be {kind}", shown(value), bounds(shape.limits), advice)
     if isinstance(value, float) and not math.isfinite(value):
         raise FaultError("must be finite", shown(value), bounds(shape.limits))
-    if not _within(shape.limits, value):
+    is_float = shape.kind == "number"
+    if not _within(shape.limits, value) or (is_float and abs(value) > sys.float_info.max):
         raise FaultError("is out of bounds", shown(value), bounds(shape.limits))
-    if shape.kind == "number":
+    if is_float:
         return float(value)
     if value != int(value):
         raise FaultError("must be an integer", shown(value), bounds(shape.limits))

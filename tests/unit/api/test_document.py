@@ -251,3 +251,16 @@ def test_a_check_names_the_places_of_readable_fields(document: object, expected:
     with pytest.raises(SpecError) as caught:
         parse(Tagged, document, root="in.it", lines={"in.it": 1, "in.it.tags[1]": 7})
     assert {p.line for p in caught.value.problems if p.path == "in.it.tags[1]"} <= {7}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A number without limits, as parameters of a policy of one's own may have."""
+
+    factor: float = setting("multiplies.", default=1.0)
+
+
+def test_a_whole_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"factor: is out of bounds \(given: an integer"):
+        parse(Scale, {"factor": 10**400})
+    assert parse(Scale, {"factor": 10**300}) == Scale(factor=1e300)
