@@ -57,7 +57,7 @@ def make(root: Path, ending: Ending | None, name: str = NAME, *, until_s: float 
             if record.time_s <= until_s:
                 folder.append(record)
         if ending is not None:
-            folder.finish(ending)
+            folder.finish(replace(ending, started_at=NOW.isoformat()))
     return root / name
 
 
