@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,18 @@ PROBE_S = 11.0
 
 
 def commit() -> str:
-    """Return the checked-out commit, with `+` if files differ from it."""
-    where = Path(__file__).parent
+    """Return the checked-out commit, with `+` if files differ from it.
+
+    Ends the process if a package is imported from another tree, as in a second worktree that uses
+    the virtual environment of the first: the figures would be those of that tree.
+    """
+    where = Path(__file__).resolve().parent
+    for package in ("dlion_api", "dlion_cli", "dlion_core", "dlion_operator"):
+        found = find_spec(package)
+        if found is None or not Path(str(found.origin)).is_relative_to(where.parent):
+            origin = "nowhere" if found is None else found.origin
+            sys.exit(f"{package} is imported from {origin}, not from {where.parent}: run `make "
+                     "setup` there and use its .venv, or set PYTHONPATH")  # fmt: skip
     head = _stdout("git", "-C", str(where), "rev-parse", "--short=12", "HEAD").strip()
     changed = _stdout("git", "-C", str(where), "status", "--porcelain").strip()
     return f"{head}{'+' if changed else ''}"

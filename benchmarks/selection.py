@@ -10,12 +10,11 @@ refer to the gradient as float32, beside a copy of it.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from local_runs import commit
 
 from dlion_api.names import Rank
 from dlion_core.codecs import (
@@ -144,14 +143,6 @@ def narrow_rows(entries: int, repeat: int, codec: ValueCodec) -> list[tuple[str,
 def add(part: GradientPart, target_D: NDArray[np.float32]) -> None:
     """Add one weighted contribution."""
     part.add_to(target_D, np.float32(0.25))
-
-
-def commit() -> str:
-    """Return the measured commit."""
-    command = ["git", "describe", "--always", "--dirty"]
-    where = Path(__file__).parent
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:
