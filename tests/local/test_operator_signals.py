@@ -62,11 +62,17 @@ users: [1]
     ("kubeconfig", "code", "message"),
     [
         (None, ExitCode.UNAVAILABLE, "no cluster: this process runs in no pod"),
-        ("apiVersion: v1", ExitCode.UNAVAILABLE, "no cluster: "),
-        ("clusters: [", ExitCode.UNAVAILABLE, "no cluster: "),
         *(
-            (text, ExitCode.UNAVAILABLE, "kubeconfig: is not a kubeconfig file: ")
-            for text in ("[]", "current-context: a\nclusters: 3", USERS)
+            (text, ExitCode.UNAVAILABLE, "kubeconfig: cannot be used: ")
+            for text in (
+                "apiVersion: v1",
+                "clusters: [",
+                "[]",
+                "[" * 3000,
+                USERS,
+                "current-context: a\nclusters: 3",
+                USERS.replace("[1]", "[{name: a, user: {client-key-data: abc}}]"),
+            )
         ),
     ],
 )

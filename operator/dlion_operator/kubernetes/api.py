@@ -75,6 +75,11 @@ MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 _REFUSED = frozenset({400, 403, 404, 405, 413, 415, 422})
 """Not 401: an expired token is read again."""
+_UNUSABLE = (
+    config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError,
+    AttributeError, RecursionError,
+)  # fmt: skip
+"""What a kubeconfig raises: the library checks neither its shape nor its values."""
 
 
 async def connect(kubeconfig: str | None = None) -> client.ApiClient:
@@ -83,27 +88,30 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
     Raises: UnavailableError if that is not configured, or is invalid.
     """
     configuration = client.Configuration()
-    wrong_values = (TypeError, AttributeError, LookupError, ValueError)  # the library expects none
-    try:
-        if kubeconfig is None:
-            config.load_incluster_config(  # type: ignore[no-untyped-call]
-                client_configuration=configuration
-            )
-        else:
-            load: Any = config.load_kube_config  # untyped
+    if kubeconfig is not None:
+        load: Any = config.load_kube_config  # untyped
+        try:
             await load(config_file=kubeconfig, client_configuration=configuration)
-    except (config.ConfigException, yaml.YAMLError, *wrong_values) as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        if kubeconfig is not None and isinstance(error, wrong_values):
-            why = f"{kubeconfig}: is not a kubeconfig file: {why}"
-        elif kubeconfig is not None:
-            why = f"{kubeconfig}: {why}"
-        elif os.environ.get("KUBERNETES_SERVICE_HOST"):
+        except _UNUSABLE as error:
+            why = f"{type(error).__name__}: {_one_line(error)}"
+            raise UnavailableError(f"no cluster: {kubeconfig}: cannot be used: {why}") from error
+        return client.ApiClient(configuration)
+    try:
+        config.load_incluster_config(  # type: ignore[no-untyped-call]
+            client_configuration=configuration
+        )
+    except config.ConfigException as error:
+        why = _one_line(error)
+        if os.environ.get("KUBERNETES_SERVICE_HOST"):
             why += ". Set automountServiceAccountToken: true for this pod"
         else:
             why = f"this process runs in no pod: {why}. Give --kubeconfig FILE"
         raise UnavailableError(f"no cluster: {why}") from error
     return client.ApiClient(configuration)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 class KubernetesApi:
