@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -187,13 +188,22 @@ def run(arguments: list[str] | None) -> int:
         take_interrupt(abort)
         return _fail(KeyboardInterrupt())
     except SystemExit as ended:
-        if ended.code == 1:  # as click and rich exit once the reader has closed the pipe
+        # After a closed pipe click exits so, and rich while it handles the error.
+        if _has_reader_left() or isinstance(ended.__context__, BrokenPipeError):
             return 128 + signal.SIGPIPE
         raise  # the end of a completion
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler
         take_interrupt(error)
         return _fail(error)
     return result if isinstance(result, int) else 0
+
+
+def _has_reader_left() -> bool:
+    """Whether the reader of standard output or standard error has closed its pipe."""
+    poll = select.poll()
+    poll.register(1, 0)
+    poll.register(2, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _program_name() -> str:

@@ -471,3 +471,11 @@ def test_a_command_whose_reader_closes_the_pipe_ends_as_by_its_signal(
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_failed_completion_has_its_own_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "dlion_cli"], env=os.environ | {"_DLION_COMPLETE": "other_source"},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 1
