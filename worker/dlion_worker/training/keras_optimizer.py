@@ -147,10 +147,10 @@ def _made(program: TrainingProgram, variables: Sequence[Any] | None = None) -> t
     with user_code(program, program.optimizer_name, _ADVICE):
         given = program.optimizer()
     what = f"program {program.name}: {program.optimizer_name}"
-    if isinstance(given, keras.optimizers.LossScaleOptimizer):
+    if isinstance(given, keras.optimizers.LossScaleOptimizer):  # compile() makes one by itself
         raise ProgramError(
-            f"{what} may not scale the loss. Return the inner optimizer, with the policy "
-            "mixed_bfloat16 in place of mixed_float16"
+            f"{what} may not scale the loss. Use the policy mixed_bfloat16 in place of "
+            "mixed_float16, without a LossScaleOptimizer"
         )
     if not isinstance(given, keras.optimizers.Optimizer):
         kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
@@ -187,7 +187,15 @@ def _exclude_from_decay(made: Any, given: Any, variables: Sequence[Any], what: s
             f"{what} may not use exclude_from_weight_decay(), which a saved model does not keep. "
             "Remove it, or write a program with optimizer()"
         )
-    decays = [given._use_weight_decay(each) for each in variables]  # noqa: SLF001 - as Keras asks
+    # As Keras asks: by the backend's variable, whose name has those of its layers.
+    values = [each.value for each in variables]
+    listed = given._exclude_from_weight_decay  # noqa: SLF001
+    if listed and listed.isdisjoint(map(given._var_key, values)):  # noqa: SLF001
+        raise ProgramError(
+            f"{what}: no variable of exclude_from_weight_decay(var_list) is a trained one of the "
+            "model. Give var_names"
+        )
+    decays = [given._use_weight_decay(each) for each in values]  # noqa: SLF001
     sizes = [int(np.prod(each.shape, dtype=np.int64)) for each in variables]
     decaying_D = tf.constant(np.repeat(np.array(decays, np.float32), sizes))
 

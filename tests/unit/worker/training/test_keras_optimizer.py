@@ -86,24 +86,42 @@ def test_updates_are_those_of_keras_on_a_models_layers(name: str) -> None:
     assert np.abs(found - WEIGHTS).max() > 0.05
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "Lion", "SGD"])
-@pytest.mark.parametrize("by", ["var_names", "var_list"])
-def test_variables_excluded_from_weight_decay_do_not_decay(kind: str, by: str) -> None:
-    def layers() -> list[Any]:
-        kernel = keras.Variable(WEIGHTS[:12].reshape(3, 4), name="kernel")
-        return [kernel, keras.Variable(WEIGHTS[12:], name="bias")]
+def layers() -> list[Any]:
+    """The variables of two layers, with the flat weights' values: a kernel, a kernel and a bias."""
+    body = keras.layers.Dense(4, use_bias=False, name="body")
+    model = keras.Sequential([keras.Input((3,)), body, keras.layers.Dense(5, name="head")])
+    variables: list[Any] = model.trainable_variables
+    for variable, part in zip(variables, in_layers(WEIGHTS), strict=True):
+        variable.assign(part)
+    return variables
 
+
+def in_layers(flat_D: Any) -> list[Any]:
+    return [flat_D[:12].reshape(3, 4), flat_D[12:32].reshape(4, 5), flat_D[32:]]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Lion", "SGD"])
+@pytest.mark.parametrize("by", [["bias"], ["head"], ["body/kernel"], ["^bias"], None])
+def test_variables_excluded_from_weight_decay_do_not_decay(kind: str, by: list[str] | None) -> None:
     def make(variables: list[Any]) -> Any:
         optimizer = getattr(optimizers, kind)(0.05, weight_decay=0.5)
-        excluded = ["bias"] if by == "var_names" else variables[1:]
-        return with_excluded(optimizer, **{by: excluded})
+        excluded = {"var_names": by} if by else {"var_list": variables[1:]}
+        return with_excluded(optimizer, **excluded)
 
     oracle = make(expected := layers())
     for gradient_D in GRADIENTS:
-        oracle.apply([tf.reshape(gradient_D[:12], (3, 4)), tf.constant(gradient_D[12:])], expected)
+        oracle.apply([tf.constant(each) for each in in_layers(gradient_D)], expected)
     found = updated(of(lambda: make(own), variables=(own := layers())), WEIGHTS.copy(), GRADIENTS)
     flat = np.concatenate([each.numpy().ravel() for each in expected])
     np.testing.assert_allclose(found, flat, rtol=2e-5, atol=2e-6)
+
+
+def test_excluded_variables_of_another_model_are_refused() -> None:
+    def make() -> Any:
+        return with_excluded(optimizers.AdamW(0.05), var_list=layers())
+
+    with pytest.raises(ProgramError, match="no variable of exclude_from_weight_decay"):
+        of(make, variables=layers())
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -169,7 +187,7 @@ def test_it_equals_the_sgd_of_the_manifest() -> None:
         ),
         (
             lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
-            "may not scale the loss. Return the inner optimizer",
+            "may not scale the loss. Use the policy mixed_bfloat16",
         ),
         (lambda: optimizers.SGD(Failing()), r"learning rate of optimizer\(\) failed.*no rate"),
     ],
