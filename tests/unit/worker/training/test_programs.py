@@ -244,6 +244,7 @@ def test_a_loss_that_ignores_the_model_is_refused(tmp_path: Path) -> None:
         ),
         ("return np.zeros(3), np.zeros(3, int)", r"x\[:, None\]"),
         ("return np.array(['a', 'b', 'c']), np.zeros(3, int)", "Turn text into numbers"),
+        ("return np.array(['a', 'b', 'c'], object), np.zeros(3, int)", "Turn text into numbers"),
         (
             "return np.zeros((3, 4)), np.zeros(3), np.ones(3)",
             r"given: three parts\)\. Sample weights",

@@ -168,7 +168,7 @@ _TEXT_ADVICE = (
 
 def _check_type(x: NDArray[Any], source: str) -> None:
     if x.dtype.kind not in "fiub":
-        is_text = x.dtype.kind in "STU"
+        is_text = x.dtype.kind in "STU" or isinstance(next(iter(x.flat), None), str | bytes)
         raise DataError(
             f"{source}: unsupported sample type (given: {x.dtype}; allowed: "
             f"uint8 for pixels, integers, floats){_TEXT_ADVICE if is_text else ''}"
