@@ -23,11 +23,19 @@ def process(folder: Path, code: str) -> LineProcess:
     return LineProcess("odd_end", folder, environment={**os.environ, "PYTHONPATH": str(folder)})
 
 
-def test_the_end_of_a_process_is_reported_with_its_last_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("import sys; sys.exit('no memory is left')", "with 1; its last output: no memory is left"),
+        ("import os; os.kill(os.getpid(), 9)", "by signal 9; its last output: nothing"),
+    ],
+)
+def test_the_end_of_a_process_is_reported_with_its_last_output(
+    tmp_path: Path, code: str, end: str
+) -> None:
     """Its log is in a temporary folder, which is removed with the run."""
-    with closing(process(tmp_path, "import sys; sys.exit('no memory is left')")) as ending:
+    with closing(process(tmp_path, code)) as ending:
         ending.start()
-        with pytest.raises(UnavailableError, match="no memory is left"):
+        with pytest.raises(UnavailableError, match=end):
             ending.call({})
-        failure = "the odd end process has ended; its last output: no memory is left"
-        assert ending.failure() == failure
+        assert ending.failure() == f"the odd end process has ended {end}"

@@ -248,7 +248,11 @@ def test_a_relay_that_can_open_no_file_ends(network: RelayNetwork, free: int) ->
         assert dialled.recv(1) == b""
     with pytest.raises(UnavailableError, match=r"Too many open files\. Raise"):
         network.apply(conditions(5))
-    assert "relay" in network.failure()
+    why = "no connection can be made: Too many open files. Raise the hard limit"
+    assert network.failure().startswith(
+        f"the relay process has ended with 1; its last output: {why}"
+    )
+    assert "Traceback" not in network.failure()
 
 
 def test_a_relay_ends_with_a_killed_runner(tmp_path: Path) -> None:

@@ -91,20 +91,25 @@ class LineProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
         name = f"{self._module} (process {process.pid})"
-        return UnavailableError(f"{name} has ended; its last output: {self._last_output()}")
+        return UnavailableError(f"{name} has ended{self._how(process)}")
 
-    def _last_output(self) -> str:
+    def _how(self, process: subprocess.Popen[bytes]) -> str:
+        """How it ended, as the rest of a sentence."""
+        code = process.returncode
+        by = "" if code is None else f" with {code}"
+        if code is not None and code < 0:
+            by = f" by signal {-code}"  # a real-time one has no name
         text = ""
         with contextlib.suppress(OSError):  # the folder may be gone
             text = self._errors_path.read_text(encoding="utf-8", errors="replace").strip()
-        return text[-2000:] or "nothing"
+        return f"{by}; its last output: {text[-2000:] or 'nothing'}"
 
     def failure(self) -> str:
         """The failure, with the last output, if it ended before `close`; empty if it did not."""
         if self._process is None or self._process.poll() is None:
             return ""
         name = self._errors_path.stem.replace("_", " ")
-        return f"the {name} process has ended; its last output: {self._last_output()}"
+        return f"the {name} process has ended{self._how(self._process)}"
 
     def kill(self) -> None:
         """Kill the process; `close` is still needed."""

@@ -13,9 +13,11 @@ It paces stream bytes, without headers, and does not parse them.
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -180,6 +182,8 @@ class Relay:
             while True:
                 try:
                     dialled, _ = await loop.sock_accept(listener)
+                except ConnectionAbortedError:  # the dialler has given up already
+                    continue
                 except OSError as error:
                     _end(error)
                 task = asyncio.create_task(self._connect(dialled, dialler, target, target_port))
@@ -302,10 +306,11 @@ def _new_socket(receive_bytes: int) -> socket.socket:
 
 def _end(error: OSError) -> NoReturn:
     """End the process: without the link, workers would wait for each other."""
-    sys.exit(
-        f"no connection can be made: {error.strerror}. Raise the hard limit (ulimit -H -n), or "
-        "use fewer workers"
-    )
+    is_limit = error.errno == errno.EMFILE
+    advice = ". Raise the hard limit (ulimit -H -n), or use fewer workers" if is_limit else ""
+    sys.stderr.write(f"no connection can be made: {error.strerror}{advice}\n")
+    sys.stderr.flush()
+    os._exit(1)  # an exception would add the traceback of its task
 
 
 def _set_buffers(connection: socket.socket, *, sending: int) -> None:
