@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from dlion_cli.commands.local.run import resume_command
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_job
 from dlion_results.run_folder.folder import ResultFolder
 from local_run import job_document
+from unprivileged import without_rights
 
 
 def with_a_checkpoint(folder: Path) -> Path:
@@ -41,6 +43,39 @@ def test_a_manifest_that_cannot_be_read_again_is_in_the_folder(tmp_path: Path, g
     file = Path(given) if given == "-" else tmp_path / given
     words = resume_command(with_a_checkpoint(tmp_path), file)
     assert words == f"dlion run {tmp_path}/job.yaml --resume {tmp_path}"
+
+
+def test_a_manifest_of_a_redirected_standard_input_is_in_the_folder(tmp_path: Path) -> None:
+    """`dlion run /dev/stdin < job.yaml`: the file of standard input is a regular one."""
+    with (tmp_path / "given.yaml").open("w+") as given:
+        file = Path(f"/dev/fd/{given.fileno()}")
+        assert file.is_file()
+        words = resume_command(with_a_checkpoint(tmp_path), file)
+    assert words == f"dlion run {tmp_path}/job.yaml --resume {tmp_path}"
+
+
+def test_a_manifest_whose_folder_is_closed_meanwhile_is_in_the_folder() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        folder, closed = with_a_checkpoint(Path(place, "run")), Path(place, "closed")
+        closed.mkdir(mode=0)
+        with without_rights():
+            words = resume_command(folder, closed / "job.yaml")
+    assert words == f"dlion run {folder}/job.yaml --resume {folder}"
+
+
+@pytest.mark.parametrize("given", ["pipe", "removed.yaml"])
+def test_an_environment_that_cannot_be_read_again_is_in_the_folder(
+    tmp_path: Path, given: str
+) -> None:
+    """Process substitution of a shell: `dlion run job.yaml --environment <(generate)`."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "given.yaml").touch()
+    folder, file = with_a_checkpoint(tmp_path / "run"), tmp_path / "given.yaml"
+    words = shlex.split(resume_command(folder, file, str(tmp_path / given)))
+    assert words[-2:] == ["--environment", f"{folder}/environment.yaml"]
+    words = shlex.split(resume_command(folder, file, str(file)))
+    assert words[-2:] == ["--environment", str(file)]
 
 
 def test_settings_for_a_manifest_from_standard_input_are_in_the_folder(tmp_path: Path) -> None:
