@@ -38,6 +38,8 @@ def answer_to_deletion(script: Server) -> Answer:
     """Another client has deleted `ended` since it was read."""
     if deleted(script)[-1] == "ended":
         return NOT_THERE
+    if deleted(script)[-1] == "created-again":  # the precondition names the UID of the first one
+        return 409, json.dumps({"reason": "Conflict", "message": "the UID in the precondition"})
     return 200, "{}"
 
 
@@ -57,6 +59,7 @@ def script() -> Server:
         "free": lambda: until_deleted("free", made),
         "watch": (200, ""),
         "ended": (200, json.dumps(stored("ended"))),
+        "created-again": (200, json.dumps(stored("created-again"))),
         PATCHES: lambda: answer_to_deletion(made),
     }
     made = Server(answers)
@@ -95,4 +98,25 @@ def test_a_job_that_is_deleted_meanwhile_holds_no_other_back(
     words = ["delete", "ended", "free", "--yes", "--no-wait", "--kubeconfig", kubeconfig]
     assert main(words) == 0
     assert deleted(script) == ["ended", "free"]
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr() == (
+        "dlionjob.dlion.dev/ended deleted\ndlionjob.dlion.dev/free is being deleted\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"), [(["--no-wait"], "is being deleted"), ([], "deleted")]
+)
+def test_a_job_that_is_created_again_holds_no_other_back(
+    kubeconfig: str,
+    script: Server,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    printed: str,
+) -> None:
+    words = ["delete", "created-again", "free", "--yes", *options, "--kubeconfig", kubeconfig]
+    assert main(words) == ExitCode.DENIED
+    assert deleted(script) == ["created-again", "free"]
+    captured = capsys.readouterr()
+    assert captured.out == f"dlionjob.dlion.dev/free {printed}\n"
+    assert "the UID in the precondition" in captured.err

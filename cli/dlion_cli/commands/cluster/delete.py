@@ -1,15 +1,15 @@
 """`dlion delete`: delete jobs and all their objects at this site."""
 
-import contextlib
 import sys
 import time
 
 import click
 
-from dlion_api.errors import AbsentError
+from dlion_api.errors import AbsentError, DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
+from dlion_cli.terminal.failures import message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
@@ -41,13 +41,33 @@ def delete(
     documents = [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
     if documents and not yes:
         _ask(jobs, [JobStatus(each).name for each in documents])
-    going = [JobStatus(each) for each in documents]
-    for job in going:  # all, before it waits for any
-        with contextlib.suppress(AbsentError):  # it has been deleted since it was read
-            jobs.delete(job.name, uid=job.uid)
-        if no_wait:
+    going, errors = _delete_all(jobs, [JobStatus(each) for each in documents])
+    if no_wait:
+        for job in going:
             click.echo(f"dlionjob.dlion.dev/{job.name} is being deleted")
-    return ExitCode.OK if no_wait else _wait_for_all(jobs, going, timeout_s)
+    code = ExitCode.OK if no_wait else _wait_for_all(jobs, going, timeout_s)
+    for error in errors[1:]:
+        click.echo(f"dlion: {message_of(error)}", err=True)
+    if errors:
+        raise errors[0]
+    return code
+
+
+def _delete_all(
+    jobs: JobClient, found: list[JobStatus]
+) -> tuple[list[JobStatus], list[DLionError]]:
+    """Request all deletions; return the jobs that are being deleted, and the errors of others."""
+    going: list[JobStatus] = []
+    errors: list[DLionError] = []
+    for job in found:
+        try:
+            jobs.delete(job.name, uid=job.uid)
+            going.append(job)
+        except AbsentError:
+            click.echo(f"dlionjob.dlion.dev/{job.name} deleted")  # since it was read
+        except DLionError as error:
+            errors.append(error)
+    return going, errors
 
 
 def _ask(jobs: JobClient, names: list[str]) -> None:
