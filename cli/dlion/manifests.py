@@ -77,8 +77,19 @@ def yaml_text(value: Any) -> str:
 
 
 def plain_values(value: Any, field: str = "") -> Any:
-    """The value with numbers of NumPy as those of Python. Raises: SpecError for what no manifest
-    holds, with its field."""
+    """The value with numbers and truth values of NumPy as those of Python.
+
+    Raises: SpecError for what no manifest holds, with its field.
+    """
+    try:
+        return _plain(value, field)
+    except RecursionError:
+        message = "cannot be in a manifest: it contains itself or is nested too deeply"
+        problem = Problem(field or "(document)", message)
+        raise SpecError([problem], source=_GIVEN) from None
+
+
+def _plain(value: Any, field: str) -> Any:
     match value:
         case None | bool() | str():
             return value
@@ -86,13 +97,15 @@ def plain_values(value: Any, field: str = "") -> Any:
             return int(value)
         case Real():
             return float(value)
+        case object(shape=(), dtype=dtype) if str(dtype) == "bool":  # of NumPy
+            return bool(value)
         case Mapping():
             return {
-                key: plain_values(each, f"{field}.{key}" if field else str(key))
+                key: _plain(each, f"{field}.{key}" if field else str(key))
                 for key, each in value.items()
             }
         case list() | tuple():
-            return [plain_values(each, f"{field}[{place}]") for place, each in enumerate(value)]
+            return [_plain(each, f"{field}[{place}]") for place, each in enumerate(value)]
     problem = Problem(field, "cannot be in a manifest", f"a {type(value).__name__}")
     raise SpecError([problem], source=_GIVEN)
 

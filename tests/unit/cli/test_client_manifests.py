@@ -280,6 +280,19 @@ def test_numbers_of_numpy_are_numbers() -> None:
         trainer = job.spec.trainer
         assert (trainer.stop.max_steps, trainer.optimizer.learning_rate) == (3, 0.5)
     assert manifests.assignments_of({"runId": np.int64(2)}) == ["runId=2"]
+    assert manifests.assignments_of({"suspend": np.bool_(True)}) == ["suspend=true"]
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    cyclic: dict[str, Any] = {}
+    cyclic["itself"] = cyclic
+    manifest = manifests.read_manifest(smallest())
+    with pytest.raises(errors.SpecError, match="contains itself"):
+        manifests.changed(manifest, {"evaluation": cyclic}, workers=None)
+    with pytest.raises(errors.SpecError, match="contains itself"):
+        manifests.read_manifest(cyclic)
+    with pytest.raises(errors.SpecError, match=r"trainer: .* contains itself"):
+        manifests.assignments_of({"trainer": cyclic})
 
 
 def test_a_site_named_twice_is_refused(tmp_path: Path) -> None:
