@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import threading
 import time
@@ -34,7 +35,7 @@ from dlion_results.run_folder.folder import default_folder
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, MODEL_AND_DATA
 from dlion_results.run_folder.lock import lock_holder
 from dlion_results.run_folder.regular_files import opened
-from dlion_results.run_folder.storage import storage_error, writing
+from dlion_results.run_folder.storage import StorageError, storage_error
 
 if TYPE_CHECKING:
     from dlion.model_project import ModelProject
@@ -195,8 +196,14 @@ class LocalBackend:
         self.end(name)
         with self._lock:
             self._readers.pop(name, None)
-        with writing("cannot remove the result folder", path):
+        try:
             _remove(path)
+        except OSError as error:
+            message = (
+                f"cannot remove the result folder: {error.strerror or error}. Check the rights "
+                "of it and of the folder above it"
+            )
+            raise StorageError(error.errno or errno.EIO, message, str(path)) from error
         forget(path)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 
 import dlion
-from dlion.errors import AbsentError, DataError, DLionError, SpecError, UnavailableError
+from dlion.errors import AbsentError, DataError, SpecError, UnavailableError
 from dlion.local_backend import LocalBackend
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord
@@ -35,6 +35,7 @@ from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.lock import FolderLock
+from dlion_results.run_folder.storage import StorageError
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
@@ -277,8 +278,12 @@ def test_a_run_without_read_permission_is_damaged(unprivileged: Path, name: str)
 def test_a_run_that_may_not_be_removed_is_reported(unprivileged: Path) -> None:
     path = make(unprivileged, Ending("x"))
     client = dlion.Client(root=unprivileged)
-    with without_rights(), pytest.raises(DLionError, match="cannot remove the result folder"):
+    with without_rights(), pytest.raises(StorageError) as raised:
         client.delete_job(NAME)
+    assert str(raised.value).endswith(
+        "cannot remove the result folder: Permission denied. Check the rights of it and of the "
+        f"folder above it: {str(path)!r}"
+    )
     assert (path / "job.yaml").exists()
 
 
