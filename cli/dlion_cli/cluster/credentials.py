@@ -80,7 +80,8 @@ def content(fields: Mapping[str, Any], name: str) -> bytes | None:
 def _check_unambiguous(user: Mapping[str, Any]) -> None:
     """Raises: ValueError for credentials of several kinds, of which kubectl refuses these too."""
     username, password = user.get("username"), user.get("password")
-    # A password alone counts beside `token` only: no server gets it.
+    # A password without a username is never sent. kubectl refuses it beside `token`, and ignores
+    # it beside `tokenFile`.
     if (user.get("token") and (username or password)) or (user.get("tokenFile") and username):
         raise ValueError("its user has both a token and a password: remove one")
     if user.get("exec") and user.get("auth-provider"):
