@@ -276,14 +276,16 @@ def test_a_folder_that_may_not_be_read_is_named_as_such(
         capsys.readouterr()
         for closed in (folder, above):
             closed.chmod(0)
-            with without_rights():
-                for command in commands:
-                    assert main([command, str(folder)]) == ExitCode.STORAGE
-                    assert capsys.readouterr().err == (
-                        f"dlion: {folder}: cannot be read: Permission denied. Check the rights of "
-                        "it and of the folders above it\n"
-                    )
-            closed.chmod(0o755)
+            try:
+                with without_rights():
+                    for command in commands:
+                        assert main([command, str(folder)]) == ExitCode.STORAGE
+                        assert capsys.readouterr().err == (
+                            f"dlion: {folder}: cannot be read: Permission denied. Check the rights "
+                            "of it and of the folders above it\n"
+                        )
+            finally:
+                closed.chmod(0o755)
 
 
 def test_hostile_texts_do_not_control_the_terminal(
