@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from dlion_api.bounds import LABEL_FORM
 from dlion_api.errors import DataError, DLionError, Problem, SpecError, UnavailableError
-from dlion_api.names import DNS_LABEL
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.connection_settings import ConnectionSettings
 from dlion_cli.cluster.connections import Connection, open_connection, require_packages
@@ -51,6 +52,18 @@ def api_path(*parts: str) -> str:
     '/api/v1/namespaces/a%2Fb'
     """
     return "".join(f"/{quote(part, safe='', errors='replace')}" for part in parts)
+
+
+def checked_name(name: str, kind: str, field: str, form: Mapping[str, Any], length: int) -> str:
+    """The name, if it has this form of `bounds` and at most this length. Raises: SpecError.
+
+    In an address, an empty name or `..` would stand for all objects.
+    """
+    if len(name) > length or not re.fullmatch(form["pattern"], name):
+        allowed = f"{form['pattern_description']}, at most {length} characters"
+        problem = Problem(field, f"is not a {kind}'s name", repr(name[: length + 1]), allowed)
+        raise SpecError([problem])
+    return name
 
 
 class ClusterClient:
@@ -239,7 +252,7 @@ class ClusterClient:
     ) -> Iterator[Any]:
         import urllib3
 
-        url = self.server + path + (f"?{urlencode(query, errors='replace')}" if query else "")
+        url = self.server + path + (f"?{urlencode(query)}" if query else "")
         headers = urllib3.HTTPHeaderDict({"Accept": f"{_JSON}, */*", "User-Agent": "dlion"})
         if body is not None:
             headers["Content-Type"] = content_type
@@ -309,11 +322,7 @@ def connect(settings: ConnectionSettings) -> ClusterClient:
     require_packages()
     chosen = choose_context(settings)
     namespace = settings.namespace or chosen.namespace
-    # `..` would be the address of all namespaces.
-    if len(namespace) > _MAX_NAMESPACE_LENGTH or not DNS_LABEL.fullmatch(namespace):
-        shown = repr(namespace[: _MAX_NAMESPACE_LENGTH + 1])
-        allowed = f"lower-case letters, digits and -, at most {_MAX_NAMESPACE_LENGTH} characters"
-        raise SpecError([Problem("namespace", "is not a namespace's name", shown, allowed)])
+    checked_name(namespace, "namespace", "namespace", LABEL_FORM, _MAX_NAMESPACE_LENGTH)
     return ClusterClient(
         open_connection(settings, chosen),
         context=chosen.name or "(options)",

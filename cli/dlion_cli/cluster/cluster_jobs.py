@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlion_api import cluster_names
-from dlion_api.errors import DataError, DeniedError, Problem, SpecError, UnavailableError
-from dlion_api.names import DNS_LABEL, GROUP, KIND, VERSION, JobKey
+from dlion_api.bounds import OBJECT_NAME_FORM
+from dlion_api.errors import DataError, DeniedError, UnavailableError
+from dlion_api.names import GROUP, KIND, VERSION, JobKey
 from dlion_cli.cluster.client import (
     APPLY,
     JSON_PATCH,
     MERGE,
     ClusterClient,
     api_path,
+    checked_name,
 )
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 
@@ -250,15 +252,8 @@ class JobClient:
 
 
 def _checked(name: str) -> str:
-    """The name of a job: an empty one, or `..`, would be the address of all jobs.
-
-    Raises: SpecError if it can be no job's.
-    """
-    if len(name) > _MAX_NAME_LENGTH or not all(map(DNS_LABEL.fullmatch, name.split("."))):
-        shown = repr(name[: _MAX_NAME_LENGTH + 1])
-        allowed = f"lower-case letters, digits, - and ., at most {_MAX_NAME_LENGTH} characters"
-        raise SpecError([Problem("name", "is not a job's name", shown, allowed)])
-    return name
+    """The name. Raises: SpecError if it can be no job's."""
+    return checked_name(name, "job", "name", OBJECT_NAME_FORM, _MAX_NAME_LENGTH)
 
 
 def event_time(event: Document) -> str:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import click
 
 from dlion_api import cluster_names
+from dlion_api.bounds import GROUP_NAME_LENGTH, LABEL_FORM
 from dlion_api.cluster_names import SITE_LABEL
 from dlion_api.errors import SpecError, UnavailableError
+from dlion_cli.cluster.client import checked_name
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.pod_streams.log_lines import LogSource
@@ -24,9 +26,11 @@ class LogSelector:
     worker: int | None
 
     def __post_init__(self) -> None:
-        """Raises: UsageError for options that exclude each other."""
+        """Raises: UsageError for options that exclude each other; SpecError for no group's name."""
         if self.is_keeper and (self.group or self.worker is not None):
             raise click.UsageError("a site has one keeper: remove --group and --worker")
+        if self.group is not None:
+            checked_name(self.group, "group", "group", LABEL_FORM, GROUP_NAME_LENGTH)
 
     @property
     def is_keeper(self) -> bool:

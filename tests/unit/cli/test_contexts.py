@@ -336,15 +336,24 @@ def test_what_is_no_namespace_is_refused(
     assert "namespace: is not a namespace's name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["logs", "digits", "--group"], ["trust", "show", "--authority"]]
-)
-def test_a_name_that_is_not_utf_8_is_not_found(
-    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], arguments: list[str]
+@pytest.mark.parametrize("group", ["", "a,b=c", "g" * 17, "\udcff"])
+def test_what_is_no_group_is_refused(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], group: str
 ) -> None:
-    none = (200, json.dumps({"items": []}))
-    file = kubeconfig(a=training(job("Succeeded", reason="Completed"), pods=none))
-    assert main([*arguments, "\udcff", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
+    """The second would select by another label. The last one is not UTF-8."""
+    server = training(job("Succeeded", reason="Completed"))
+    arguments = ["logs", "digits", "--group", group, "--kubeconfig", kubeconfig(a=server)]
+    assert main(arguments) == ExitCode.SPEC
+    assert server.asked == []
+    assert "group: is not a group's name" in capsys.readouterr().err
+
+
+def test_an_authority_whose_name_is_not_utf_8_is_not_found(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=training(job("Training")))
+    arguments = ["trust", "show", "--authority", "\udcff", "--kubeconfig", file]
+    assert main(arguments) == ExitCode.UNAVAILABLE
     assert "bug" not in capsys.readouterr().err
 
 
