@@ -252,7 +252,7 @@ class ClusterClient:
     ) -> Iterator[Any]:
         import urllib3
 
-        url = self.server + path + (f"?{urlencode(query)}" if query else "")
+        url = self.server + path + (f"?{urlencode(query, errors='replace')}" if query else "")
         headers = urllib3.HTTPHeaderDict({"Accept": f"{_JSON}, */*", "User-Agent": "dlion"})
         if body is not None:
             headers["Content-Type"] = content_type
