@@ -267,7 +267,7 @@ def _accuracies(
 
 
 def _metric(runs: Sequence[LoadedRun], metric: str, line_count: int) -> list[Series]:
-    """Lines of one metric: its mean first, and the replicas of a single run."""
+    """Lines of one metric: first its mean over replicas that count, then those of a single run."""
     series: list[Series] = []
     for place, run in enumerate(runs):
         curves = [

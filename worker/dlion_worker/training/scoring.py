@@ -92,7 +92,7 @@ class Scoring:
     def sums(self, y_B: Any, outputs: Any, count: Any) -> Any:
         """Tensors that add up over batches to what `result` takes. `count`: samples of this one.
 
-        None if a metric of `compile()` is the accuracy.
+        None of them if a metric of `compile()` is the accuracy.
         """
         if not self._adds_up:
             return ()
