@@ -63,12 +63,16 @@ def require_folder(path: Path) -> None:
     if it may not be read."""
     if is_readable_folder(path):
         return
-    try:
-        beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
-    except (OSError, ValueError):
-        beside = []
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    hint = f'Did you mean "{path.parent / near[0]}"? ' if near else ""
+    below = Path(RUNS, path)  # as `dlion ls` names it
+    if has_run(below):
+        near = [below]
+    else:
+        try:
+            beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
+        except (OSError, ValueError):
+            beside = []
+        near = [path.parent / each for each in difflib.get_close_matches(path.name, beside, n=1)]
+    hint = f'Did you mean "{near[0]}"? ' if near else ""
     raise DataError(
         f"{path}: there is no such folder. {hint}`dlion ls` lists result folders; a job of a "
         "cluster is named without a slash"

@@ -237,6 +237,7 @@ def test_a_name_is_a_job_unless_it_is_a_result_folder(
     ("name", "message"),
     [
         ("runs/digis", 'there is no such folder. Did you mean "runs/digits"? `dlion ls`'),
+        ("sweep/a run", 'Did you mean "runs/sweep/a run"? `dlion ls`'),  # as `dlion ls` names it
         ("no/where", "there is no such folder. `dlion ls`"),
         ("runs/" + "x" * 300, "there is no such folder"),
         ("runs/an empty", "has no run. `dlion ls 'runs/an empty'`"),
@@ -253,7 +254,7 @@ def test_a_folder_without_a_run_is_refused_with_the_correct_form(
     make(Path("runs/digits"), Ending("x"))
     Path("runs/an empty").mkdir()
     assert main(["init", "runs/project"]) == 0
-    Path("runs/sweep").mkdir()
+    make(Path("runs/sweep/a run"), Ending("x"))
     Path("runs/sweep/comparison.json").write_text('{"rows": [], "targetAccuracy": null}')
     for command in ("describe", "logs"):
         assert main([command, name]) == ExitCode.DATA
