@@ -64,20 +64,6 @@ def test_a_manifest_whose_folder_is_closed_meanwhile_is_in_the_folder() -> None:
     assert words == f"dlion run {folder}/job.yaml --resume {folder}"
 
 
-@pytest.mark.parametrize("given", ["pipe", "removed.yaml"])
-def test_an_environment_that_cannot_be_read_again_is_in_the_folder(
-    tmp_path: Path, given: str
-) -> None:
-    """Process substitution of a shell: `dlion run job.yaml --environment <(generate)`."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "given.yaml").touch()
-    folder, file = with_a_checkpoint(tmp_path / "run"), tmp_path / "given.yaml"
-    words = shlex.split(resume_command(folder, file, str(tmp_path / given)))
-    assert words[-2:] == ["--environment", f"{folder}/environment.yaml"]
-    words = shlex.split(resume_command(folder, file, str(file)))
-    assert words[-2:] == ["--environment", str(file)]
-
-
 def test_settings_for_a_manifest_from_standard_input_are_in_the_folder(tmp_path: Path) -> None:
     """Setting them again would remove the next site."""
     settings = ("sites[0]=",)

@@ -28,10 +28,9 @@ from dlion_cli.terminal.formatting import printable
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import RunConsole, finish_failed_run, write_report_in_time
-from dlion_environments.loading import environment_names
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.folder import ResultFolder
-from dlion_results.run_folder.layout import CHECKPOINTS, ENVIRONMENT, JOB
+from dlion_results.run_folder.layout import CHECKPOINTS, JOB
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Json
 from dlion_worker.trainer.process_times import process_age_s
@@ -58,8 +57,6 @@ def resume_command(
         file, assignments = folder / JOB, ()  # which has them already
     command_line = ["dlion", "run", str(file), "--resume", str(folder)]
     if environment is not None:
-        if environment not in environment_names() and not _is_kept(environment):
-            environment = str(folder / ENVIRONMENT)
         command_line += ["--environment", environment]
     for assignment in assignments:
         command_line += ["--set", assignment]
@@ -70,9 +67,9 @@ def resume_command(
     return shlex.join(command_line)
 
 
-def _is_kept(file: Path | str) -> bool:
+def _is_kept(file: Path) -> bool:
     """Whether a later command can read this file again, unlike a pipe or a redirected input."""
-    is_of_process = str(Path(file).absolute()).startswith(("/dev/", "/proc/"))
+    is_of_process = str(file.absolute()).startswith(("/dev/", "/proc/"))
     return not is_of_process and os.path.isfile(file)  # noqa: PTH113 - never PermissionError
 
 
