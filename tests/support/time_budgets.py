@@ -31,7 +31,6 @@ CPU = "cpu_s"
 FIXED_WORK = "fixed_work_s"
 FIXED_WORK_S = 0.0055  # CPU seconds on the machine of the budgets: median of 200
 TESTS_PER_FIXED_WORK = 50
-MAX_SLOWNESS = 3.0  # on a slower machine budgets are not enforced
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -74,8 +73,9 @@ class TimeBudgets:
         if folder and isinstance(used_s, float):
             self._used_s[folder] += used_s
 
+    @pytest.hookimpl(trylast=True)  # after the durations: a log that is cut off still has it
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the use of each folder."""
+        """Print the use of each folder, and whether it fails the session."""
         if not self._used_s:
             return
         terminalreporter.section("CPU time per folder")
@@ -87,12 +87,18 @@ class TimeBudgets:
             terminalreporter.write_line(
                 f"{folder:<24}{used_s:7.1f} s of {self._budget_s(folder):.0f} s{over}"
             )
+        if self._over():
+            terminalreporter.write_line(
+                "the session fails: make these tests cheaper, or raise tests/time_budgets.toml"
+            )
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a successful session that exceeds a budget."""
-        over = any(self._is_over(folder) for folder in self._used_s)
-        if over and session.exitstatus == pytest.ExitCode.OK:
+        if self._over() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _over(self) -> bool:
+        return any(self._is_over(folder) for folder in self._used_s)
 
     def _is_over(self, folder: str) -> bool:
         return self._used_s[folder] > self._budget_s(folder)
@@ -103,7 +109,7 @@ class TimeBudgets:
     def _slowness(self) -> float:
         """The duration of the fixed work relative to a quiet machine, at least 1."""
         median_s = statistics.median(self._fixed_work_s or [FIXED_WORK_S])
-        return min(max(median_s / FIXED_WORK_S, 1.0), MAX_SLOWNESS)
+        return max(median_s / FIXED_WORK_S, 1.0)
 
     def _budget_of(self, nodeid: str) -> str | None:
         """The nearest folder above a test that has a budget."""

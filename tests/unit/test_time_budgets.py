@@ -45,7 +45,7 @@ def test_only_a_budget_that_is_exceeded_fails_a_session(
     (tmp_path / "tests" / "conftest.py").write_text(CONFTEST.format(budget_s=budget_s))
     (tests / "test_burns.py").write_text(BURNS)
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "xdist", *workers, "tests"],
+        [sys.executable, "-m", "pytest", "-p", "xdist", *workers, "--durations=3", "tests"],
         cwd=tmp_path,
         env=os.environ | SETTINGS,
         capture_output=True,
@@ -55,4 +55,6 @@ def test_only_a_budget_that_is_exceeded_fails_a_session(
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert "budgets are multiplied by" in ended.stdout
-    assert ("OVER ITS BUDGET" in ended.stdout) == (code != pytest.ExitCode.OK)
+    is_over = code != pytest.ExitCode.OK
+    assert ("OVER ITS BUDGET" in ended.stdout) == is_over
+    assert ("the session fails: " in ended.stdout.partition("slowest 3 durations")[2]) == is_over
