@@ -28,6 +28,10 @@ def process(folder: Path, code: str) -> LineProcess:
     [
         ("import sys; sys.exit('no memory is left')", "with 1; its last output: no memory is left"),
         ("import os; os.kill(os.getpid(), 9)", "by signal 9; its last output: nothing"),
+        (
+            "import sys; sys.exit(sys.stdout.write('{\"pid\": ') and 3)",
+            "with 3; its last output: nothing",
+        ),
     ],
 )
 def test_the_end_of_a_process_is_reported_with_its_last_output(

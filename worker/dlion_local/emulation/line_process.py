@@ -82,7 +82,7 @@ class LineProcess:
             line = process.stdout.readline()
         except (BrokenPipeError, ValueError) as error:
             raise self._gone(process) from error
-        if not line:
+        if not line.endswith(b"\n"):  # nothing, or the beginning of an answer
             raise self._gone(process)
         return cast("dict[str, Any]", json.loads(line))
 
