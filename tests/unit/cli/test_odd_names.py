@@ -13,7 +13,8 @@ import yaml
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.commands.cluster import fetch
+from dlion_cli.commands.cluster import fetch, preflight
+from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from local_run import job_document
 
 
@@ -33,3 +34,13 @@ def test_the_paths_of_fetched_files_are_printed_as_they_are(
 ) -> None:
     fetch._show([Path(os.fsdecode(b"runs/\xff/model.keras"))], [], "text")
     assert capsysbinary.readouterr().out == b"runs/\xff/model.keras\n"
+
+
+def test_a_preflight_prints_a_context_with_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("context a[/b]", "context [prod]\x1b[2J")
+    checks = [Check(name, "api", CheckOutcome.OK, "answers") for name in names]
+    preflight._show(checks, "table")
+    printed = capsys.readouterr().out
+    assert "context a[/b]" in printed
+    assert "context [prod]" in printed
+    assert "\x1b" not in printed

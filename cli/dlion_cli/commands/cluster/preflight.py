@@ -163,7 +163,7 @@ def _show(checks: Sequence[Check], output: str) -> None:
         observed = Text(printable(check.observed))
         if check.advice:
             observed.append(f"\n→ {printable(check.advice)}", style="bold")
-        name = check.site if check.site != before else ""
+        name = Text(printable(check.site) if check.site != before else "")  # may have brackets
         before = check.site
         result = Text(check.outcome, style=_STYLES[check.outcome])
         table.add_row(name, check.name, result, observed)
