@@ -260,13 +260,16 @@ def _is_here(host: str) -> bool:
 
 def _needs_no_proxy(server: SplitResult, proxies: dict[str, str]) -> bool:
     """Whether `$NO_PROXY` names the server, or a network of it."""
-    from urllib.request import proxy_bypass
+    from urllib.request import proxy_bypass_environment
 
-    if proxy_bypass(server.netloc):
+    entries = [each.strip() for each in proxies.get("no", "").split(",")]
+    # As Go, `*` may be one of several entries, and `*.example` is `.example`.
+    names = ",".join(each.removeprefix("*") for each in entries)
+    if "*" in entries or proxy_bypass_environment(server.netloc, {"no": names}):
         return True
-    for each in proxies.get("no", "").split(","):
+    for each in entries:
         with contextlib.suppress(ValueError):  # a name, which no network contains
-            if ip_address(server.hostname or "") in ip_network(each.strip(), strict=False):
+            if ip_address(server.hostname or "") in ip_network(each, strict=False):
                 return True
     return False
 
