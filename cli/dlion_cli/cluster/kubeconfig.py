@@ -55,7 +55,7 @@ def choose_context(
     impersonation that is invalid; or in a pod, if options need a server.
     """
     paths = _paths(given.kubeconfig, environment)
-    found = {path: _read(path) for path in paths if path.is_file()}
+    found = {path: _read(path) for path in paths if _may_exist(path)}
     filled = {path: document for path, document in found.items() if document}
     if not filled:
         may_lack = not given.names_entry and bool(found or not given.kubeconfig)
@@ -83,12 +83,12 @@ def choose_context(
 def is_configured() -> bool:
     """Whether there is a kubeconfig, or this process runs in a pod."""
     in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
-    return in_pod or any(path.is_file() for path in _paths(None, os.environ))
+    return in_pod or any(map(_may_exist, _paths(None, os.environ)))
 
 
 def entry_names(kind: str, kubeconfig: str | None) -> list[str]:
     """The names of all `contexts`, `clusters` or `users`. Raises: DataError for an invalid file."""
-    existing = [path for path in _paths(kubeconfig, os.environ) if path.is_file()]
+    existing = filter(_may_exist, _paths(kubeconfig, os.environ))
     return _names([_read(path) for path in existing], kind.removesuffix("s"))
 
 
@@ -128,6 +128,14 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether it is a file, or cannot be looked up, which is an error when it is read."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
 
 
 def _read(path: Path) -> dict[str, Any]:

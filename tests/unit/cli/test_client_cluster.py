@@ -28,6 +28,8 @@ import dlion
 from dlion import kubernetes_backend
 from dlion.errors import DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
+from dlion_cli.cluster.kubeconfig import is_configured
 from manifest_table import smallest
 
 LINES = 5_000
@@ -217,6 +219,16 @@ def test_a_missing_authority_is_named(served: Served, tmp_path: Path) -> None:
     keywords: dict[str, Any] = {"kubeconfig": served.config}
     with pytest.raises(DataError, match=r"certificate authority .*ca\.pem: has no certificate"):
         dlion.Client("kubernetes", certificate_authority=tmp_path / "ca.pem", **keywords)
+
+
+def test_a_kubeconfig_that_cannot_be_looked_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its content were given in place of its path."""
+    path = "x" * 5_000
+    with pytest.raises(DataError, match="kubeconfig x+: cannot be read: .*File name too long"):
+        dlion.Client("kubernetes", kubeconfig=path)
+    monkeypatch.setenv("KUBECONFIG", path)
+    assert main(["get"]) == ExitCode.DATA
+    assert is_configured(), "`dlion doctor` reports it"
 
 
 NO_NAMES = ["", ".", "..", "a/b", "a..b", ".a", "-a", "A", "a b", "ä", "a\0", "a\n", "x" * 254]
