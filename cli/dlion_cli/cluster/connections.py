@@ -260,14 +260,12 @@ def _is_here(host: str) -> bool:
 
 def _needs_no_proxy(server: SplitResult, proxies: dict[str, str]) -> bool:
     """Whether `$NO_PROXY` names the server, or a network of it."""
-    from urllib.request import proxy_bypass_environment
-
-    entries = [each.strip() for each in proxies.get("no", "").split(",")]
-    # As Go, `*` may be one of several entries, and `*.example` is `.example`.
-    names = ",".join(each.removeprefix("*") for each in entries)
-    if "*" in entries or proxy_bypass_environment(server.netloc, {"no": names}):
-        return True
-    for each in entries:
+    own_names = (server.hostname or "", server.netloc.lower())
+    for entry in proxies.get("no", "").split(","):
+        each = entry.strip().lower()
+        name = each.removeprefix("*").lstrip(".")  # as for Go, `*.example` is `.example`
+        if each == "*" or (name and any(f".{own}".endswith(f".{name}") for own in own_names)):
+            return True
         with contextlib.suppress(ValueError):  # a name, which no network contains
             if ip_address(server.hostname or "") in ip_network(each, strict=False):
                 return True

@@ -224,7 +224,7 @@ def test_a_missing_authority_is_named(served: Served, tmp_path: Path) -> None:
 def test_a_kubeconfig_that_cannot_be_looked_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its content were given in place of its path."""
     path = "x" * 5_000
-    with pytest.raises(DataError, match="kubeconfig x+: cannot be read: .*File name too long"):
+    with pytest.raises(DataError, match=r"kubeconfig x+: cannot be read: .*File name too long"):
         dlion.Client("kubernetes", kubeconfig=path)
     monkeypatch.setenv("KUBECONFIG", path)
     assert main(["get"]) == ExitCode.DATA
