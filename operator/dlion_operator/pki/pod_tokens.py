@@ -117,25 +117,31 @@ class PodTokens:
                 raise jwt.ImmatureSignatureError(f"The token is not yet valid ({name})")
 
     async def _key(self, key_id: str) -> jwt.PyJWK:
-        async with self._reading:
-            await self._read_for(key_id)
+        is_known = key_id in self._keys
+        if not is_known or self._are_old():
+            try:
+                async with asyncio.timeout(REFRESH_TIMEOUT_S if is_known else None), self._reading:
+                    await self._read_for(key_id)
+            except TimeoutError:
+                _LOG.warning("workers' tokens are verified with old keys: no answer with new ones")
         if key_id not in self._keys:
             raise jwt.InvalidKeyError(f"no key {key_id[:80]!r} in this cluster")
         return self._keys[key_id]
 
+    def _are_old(self) -> bool:
+        return self._monotonic_s() - self._read_s >= KEYS_MAX_AGE_S
+
     async def _read_for(self, key_id: str) -> None:
         """Refresh the keys if this one is unknown or they are old; on failure keep the known ones.
 
-        Concurrent callers wait for the refresh.
+        Concurrent callers with an unknown key wait for the refresh.
         """
         now_s, is_known = self._monotonic_s(), key_id in self._keys
-        is_wanted = not is_known or now_s - self._read_s >= KEYS_MAX_AGE_S
-        if not is_wanted or now_s < self._not_before_s:
+        if (is_known and not self._are_old()) or now_s < self._not_before_s:
             return
         self._not_before_s = now_s + KEYS_MIN_INTERVAL_S
         try:
-            async with asyncio.timeout(REFRESH_TIMEOUT_S if is_known else None):
-                keys = await self._read_keys()
+            keys = await self._read_keys()
             known = jwt.PyJWKSet.from_json(keys.jwks.decode()).keys
         except (DLionError, TimeoutError, jwt.PyJWTError, ValueError) as error:
             _LOG.warning("workers' tokens cannot be verified with current keys: %s", error)

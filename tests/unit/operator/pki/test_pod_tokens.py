@@ -410,6 +410,30 @@ def test_an_endless_read_delays_known_callers_for_a_moment_only(
     assert site.holds(signed(claims()))
 
 
+@pytest.mark.parametrize("age_s", [KEYS_MIN_INTERVAL_S, KEYS_MAX_AGE_S])
+def test_an_endless_read_for_a_stranger_does_not_hold_known_callers_up(
+    monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    monkeypatch.setattr("dlion_operator.pki.pod_tokens.REFRESH_TIMEOUT_S", 0.01)
+
+    async def known_while_a_stranger_waits(site: Site) -> Bearer | None:
+        stranger = asyncio.create_task(site.tokens.verify(signed(claims(), OTHER_KEY, "k2"),
+                                                          WORKER, JOB))  # fmt: skip
+        await asyncio.sleep(0)  # it reads
+        try:
+            async with asyncio.timeout(10):
+                return await site.tokens.verify(signed(claims()), WORKER, JOB)
+        finally:
+            stranger.cancel()
+
+    site = Site()
+    assert site.holds(signed(claims()))
+    site.hangs = True
+    site.now_s += age_s
+    assert asyncio.run(known_while_a_stranger_waits(site)) is not None
+    assert site.reads == 2
+
+
 # ---- pods as the watches report them ------------------------------------------------------------
 
 
