@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.machinery import PathFinder
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec.trainer import BUILTINS
+from dlion_api.status_names import State
 from dlion_api.suggestions import did_you_mean
 
 
@@ -20,7 +24,7 @@ def path_argument(name: str, value: object, *, source: str) -> Path:
     >>> path_argument("root", "runs", source="Client")
     PosixPath('runs')
     """
-    if isinstance(value, str | Path):
+    if isinstance(value, str | Path) and "\0" not in str(value):
         return Path(value)
     raise wrong_argument(name, "is not a path", value, "a str or pathlib.Path", source=source)
 
@@ -30,6 +34,30 @@ def fields_argument(name: str, value: object, *, source: str) -> Mapping[str, An
     if isinstance(value, Mapping):
         return value
     raise wrong_argument(name, "has no fields", value, "a dict of its fields", source=source)
+
+
+def states_argument(name: str, value: object, *, source: str) -> set[str]:
+    """The states of a job that this argument names. Raises: SpecError."""
+    known = [str(state) for state in State]
+    if isinstance(value, str):
+        value = [value]
+    # Each is compared: what a caller gives need not be hashable.
+    if isinstance(value, Collection) and value and all(each in known for each in value):
+        return set(value)
+    raise wrong_argument(name, "has an unknown state", value, ", ".join(known), source=source)
+
+
+def seconds_argument(name: str, value: object, *, source: str) -> float:
+    """The seconds that this argument names, also infinite ones. Raises: SpecError.
+
+    >>> seconds_argument("timeout_s", 3, source="plot")
+    3.0
+    """
+    with contextlib.suppress(OverflowError):  # of a large integer
+        if isinstance(value, Real) and not math.isnan(value):
+            return float(value)
+    allowed = "a number of seconds, or None for no limit"
+    raise wrong_argument(name, "is not a time", value, allowed, source=source)
 
 
 def check_assignments(value: object) -> None:

@@ -192,15 +192,14 @@ class Client:
         wait and leaves the job running.
 
         Raises: JobEndedError if the job ends in another state; JobTimeoutError after the time;
-        AbsentError if the job is gone.
+        AbsentError if the job is gone; SpecError for what is no state or no number of seconds.
         """
-        wanted = {status} if isinstance(status, str) else set(status)
-        known = [str(state) for state in State]
-        if not wanted or not wanted <= set(known):
-            problem = Problem(
-                "status", "has an unknown state", str(sorted(wanted)), ", ".join(known)
-            )
-            raise SpecError([problem], source="wait_for_job_status")
+        from dlion.arguments import seconds_argument, states_argument
+
+        source = "wait_for_job_status"
+        wanted = states_argument("status", status, source=source)
+        if timeout_s is not None:
+            timeout_s = seconds_argument("timeout_s", timeout_s, source=source)
 
         def is_over(job: JobSnapshot) -> bool:
             if callback is not None:

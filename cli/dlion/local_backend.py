@@ -217,7 +217,11 @@ class LocalBackend:
         program_root: Path,
         data_root: Path,
     ) -> None:
-        if not data_root.is_dir():
+        try:
+            is_folder = data_root.is_dir()
+        except OSError as error:
+            raise DataError(f"data_root: {data_root}: {error.strerror}") from None
+        if not is_folder:
             raise DataError(f"data_root: {data_root}: there is no such folder")
         if problems := program_problems(job, program_root):
             raise program_error(problems, source)

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from dlion.arguments import check_assignments, wrong_argument
+from dlion.arguments import check_assignments, path_argument, wrong_argument
 from dlion_api.bounds import JOB_NAME_LENGTH, MAX_SITES
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import API_VERSION, KIND
@@ -59,8 +59,8 @@ def read_manifest(manifest: ManifestLike) -> ManifestInput:
     if str(manifest) == STDIN:
         problem = Problem("(file)", "is standard input", value=STDIN, allowed="the path of a file")
         raise SpecError([problem], source=_GIVEN)
+    file = path_argument("(file)", manifest, source=_GIVEN)
     documents = read_documents(manifest)
-    file = Path(manifest)
     return ManifestInput(single_document(documents, source=str(file)), str(file), file)
 
 
@@ -168,8 +168,9 @@ def program_manifest(program: str, sites: Sites | None, workers: int | None) -> 
         if program == "digits":
             trainer["dataset"] = {"name": "digits"}
     elif program.endswith(".py"):
-        trainer = {"program": {"file": str(Path(program).resolve())}}
-        stem = Path(program).stem
+        file = path_argument("program", program, source="train")
+        trainer = {"program": {"file": str(file.resolve())}}
+        stem = file.stem
     return job_document(stem, trainer, sites, workers)
 
 

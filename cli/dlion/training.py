@@ -128,7 +128,11 @@ def load_model(job: JobSnapshot | str | Path, *, site: str | None = None) -> Any
 
 
 def _model_file(path: Path, site: str | None) -> Path:
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    if not exists:
         raise DataError(f"{path}: no such file or folder. Name a result folder or a .keras file")
     if path.suffix == ".keras":
         return path

@@ -101,6 +101,7 @@ def test_the_three_forms_of_a_manifest_give_the_same_job(tmp_path: Path) -> None
         ("none.yaml", "none.yaml: cannot be read"),
         (Path("/"), "cannot be read"),
         ("-", "standard input"),
+        ("a\0.yaml", r"\(file\): is not a path \(given: 'a\\x00.yaml'\)"),
         ("a: [\n", "is not YAML"),
         ("\n", "is empty"),
         ("a: 1\n---\nb: 2\n", "several documents"),
@@ -380,6 +381,8 @@ def test_an_invalid_assignment_name_or_folder_is_a_dlion_error(tmp_path: Path) -
         ({"dataset": 5}, r"dataset: must be a mapping \(given: 5\)"),
         ({"data_root": 5}, r"data_root: is not a path \(given: 5\); allowed: a str or"),
         ({"root": 5}, r"root: is not a path \(given: 5\)"),
+        ({"root": "a\0"}, r"root: is not a path"),
+        ({"data_root": "a\0"}, r"data_root: is not a path"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(
@@ -390,10 +393,18 @@ def test_arguments_of_a_wrong_type_are_named(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_missing_data_root_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.DataError, match=r"data_root: .*there is no such folder"):
-        dlion.train("digits", stop={"maxSteps": 1}, root=tmp_path, data_root=tmp_path / "none")
+@pytest.mark.parametrize(
+    ("name", "message"), [("none", "there is no such folder"), ("x" * 300, "File name too long")]
+)
+def test_a_missing_data_root_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(errors.DataError, match=rf"data_root: .*{message}"):
+        dlion.train("digits", stop={"maxSteps": 1}, root=tmp_path, data_root=tmp_path / name)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_program_with_a_null_character_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.SpecError, match="program: is not a path"):
+        dlion.train("a\0.py", root=tmp_path)
 
 
 def test_fields_to_set_are_a_dict_or_a_list(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -494,6 +495,14 @@ def test_waiting_ends_with_another_end_or_with_the_time(
     assert client.wait_for_job_status(NAME, "Failed").state == "Failed"
     with pytest.raises(SpecError, match=r"Finished.*allowed: Pending"):
         client.wait_for_job_status(NAME, {"Finished"})
+    wrong: tuple[Any, ...] = (5, None, True, ["Succeeded", 5], [["Succeeded"]])
+    for status in wrong:
+        with pytest.raises(SpecError, match=r"status: .*allowed: Pending"):
+            client.wait_for_job_status(NAME, status)
+    wrong = ("1s", float("nan"), 10**400)
+    for timeout_s in wrong:
+        with pytest.raises(SpecError, match=r"timeout_s: .*allowed: a number of seconds"):
+            client.wait_for_job_status(NAME, "Training", timeout_s=timeout_s)
     with pytest.raises(AbsentError):
         client.wait_for_job_status("none")
 
@@ -519,6 +528,8 @@ def test_the_error_for_a_missing_model_states_when_it_exists(
     for path in (tmp_path / "none", tmp_path / "none.keras"):
         with pytest.raises(DataError, match=r"none.*: no such file or folder"):
             dlion.load_model(path)
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        dlion.load_model(tmp_path / ("none" * 100))
     of_a_cluster = dlion.Job(name="digits", backend="kubernetes", state="Succeeded")
     with pytest.raises(UnavailableError, match="dlion fetch digits"):
         dlion.load_model(of_a_cluster)
