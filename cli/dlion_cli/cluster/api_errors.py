@@ -58,8 +58,9 @@ class CredentialsRejectedError(DeniedError):
     """The API server does not know who asks (401): no other request will do better."""
 
 
-def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
-    """The error for a response with that code and body, usually a `metav1.Status`."""
+def api_error(code: int, content: bytes | str, *, path: str, context: str) -> DLionError:
+    """The error for a response from that path with that code and body, usually a
+    `metav1.Status`."""
     status = _status(content)
     message = str(status.get("message") or "").strip()
     if code == 401:
@@ -70,7 +71,7 @@ def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
     if code == 403:
         return DeniedError(_forbidden(message, context))
     if code == 404:
-        return _not_found(status, message, context)
+        return _not_found(status, message, path, context)
     if code == 409:
         return DeniedError(_conflict(status, message))
     if code == 410:
@@ -141,9 +142,14 @@ def _not_impersonated(message: str, denied: re.Match[str]) -> str:
     )
 
 
-def _not_found(status: dict[str, Any], message: str, context: str) -> DLionError:
+def _not_found(status: dict[str, Any], message: str, path: str, context: str) -> DLionError:
     details = mapping_of(status.get("details"))
     kind, name = str(details.get("kind", "")), str(details.get("name", ""))
+    if not name and GROUP not in path:
+        return AbsentError(
+            f"this cluster (context {context!r}) has nothing at {path} (404): its API is not "
+            "installed, or in another version only"
+        )
     if not name:
         return AbsentError(
             f"this cluster (context {context!r}) does not know DLionJobs: the definition {_CRD} is "

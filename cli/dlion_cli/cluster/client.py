@@ -271,7 +271,7 @@ class ClusterClient:
             )
             try:
                 if response.status >= 400:
-                    raise self._refusal(response.status, response.data)
+                    raise self._refusal(response.status, response.data, path)
                 yield response
             finally:
                 response.close()
@@ -289,7 +289,7 @@ class ClusterClient:
             socket = self._connection.open_websocket(address, headers, timeout_s=self.silence_s())
         except WebSocketBadStatusException as error:
             body = getattr(error, "resp_body", b"") or b""
-            raise self._refusal(error.status_code, body) from error
+            raise self._refusal(error.status_code, body, path) from error
         except (WebSocketException, OSError, urllib3.exceptions.HTTPError) as error:
             raise unreachable_error(self.server, error, context=self.context) from error
         try:
@@ -298,10 +298,10 @@ class ClusterClient:
             socket.close()  # no effect if the server closed first
             socket.shutdown()
 
-    def _refusal(self, status: int, body: bytes) -> DLionError:
+    def _refusal(self, status: int, body: bytes, path: str) -> DLionError:
         if status == 401:
             self._connection.credentials.refused()
-        return api_error(status, body, context=self.context)
+        return api_error(status, body, path=path, context=self.context)
 
     def _frame(self, socket: Any) -> tuple[int, bytes]:
         from websocket import WebSocketException

@@ -47,6 +47,7 @@ from dlion_cli.views.job_view import JobProgressView
 from dlion_cli.views.job_watch import print_outcome
 from manifest_table import changed, smallest
 
+JOBS = "/apis/dlion.dev/v1alpha1/namespaces/ml/dlionjobs"
 NOW = datetime(2026, 1, 31, 12, 5, tzinfo=UTC)
 
 
@@ -90,9 +91,17 @@ FORBIDDEN = (
 def test_each_refusal_has_its_message(
     code: int, content: bytes, kind: type[DLionError], words: str
 ) -> None:
-    error = api_error(code, content, context="here")
+    error = api_error(code, content, path=JOBS, context="here")
     assert type(error) is kind
     assert words in str(error)
+
+
+def test_a_missing_api_of_others_is_no_missing_definition_of_jobs() -> None:
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/ml/workloads/digits"
+    error = api_error(404, b"404 page not found\n", path=path, context="here")
+    assert type(error) is AbsentError
+    assert path in str(error)
+    assert "dlionjobs" not in str(error)
 
 
 def test_a_refused_field_is_named_without_its_value() -> None:
@@ -101,7 +110,7 @@ def test_a_refused_field_is_named_without_its_value() -> None:
          "train, trainer may change only together with runId"},
         {"field": "spec.minSites", "message": "Invalid value: 65: must be at most 64"},
     ]  # fmt: skip
-    error = api_error(422, answer("x", causes=causes), context="c")
+    error = api_error(422, answer("x", causes=causes), path=JOBS, context="c")
     assert isinstance(error, SpecError)
     first, second = error.problems
     assert first.message == "once its workers train, trainer may change only together with runId"

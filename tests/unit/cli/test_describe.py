@@ -177,6 +177,7 @@ def test_describe_of_several_contexts(
         ((200, '{"status": {"clusterName": "edge-1"}}'), "its copy is in cluster edge-1"),
         ((200, '{"status": {}}'), "no copy of the job"),
         (NOT_THERE, "without the Workload: "),
+        ((404, "404 page not found"), "kueue.x-k8s.io/v1beta2/namespaces/ml/workloads"),
     ],
 )
 def test_describe_names_the_cluster_of_a_dispatched_job(
