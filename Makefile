@@ -26,7 +26,9 @@ $(READY): requirements.lock requirements-uv.lock pyproject.toml
 
 quickstart: setup ## Train the main example on this machine, with and without an exchange
 	@out=runs/quickstart-$$(date +%Y%m%d-%H%M%S) && set -e && \
+	echo "1 of 2: the sites exchange gradients" && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/adaptive && \
+	echo "2 of 2: the same job without an exchange" && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none --out $$out/none && \
 	$(BIN)/dlion report $$out/adaptive $$out/none --out $$out/report.html && \
 	echo "The page above, for a browser, compares both runs. Next: docs/tutorial.md"
