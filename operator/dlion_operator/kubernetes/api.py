@@ -4,6 +4,7 @@ Documents stay plain mappings: the package's models would cost memory and drop u
 package reads the token again every minute.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -248,8 +249,12 @@ class KubernetesApi:
 
     def _checked_response(self, code: int, data: bytes, what: str) -> Document:
         if 200 <= code < 300:
-            document: Document = json.loads(data)
-            return document
+            with contextlib.suppress(ValueError, RecursionError):
+                document = json.loads(data)
+                if isinstance(document, dict):
+                    return document
+            self._on_error(code)
+            raise ServerError(f"{what}: the answer is no JSON object: {data[:80]!r}")
         self._on_error(code)
         message = f"{what}: {code} {_error_text(data)}"
         if code == 409:
