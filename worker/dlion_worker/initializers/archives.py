@@ -165,6 +165,11 @@ class Archive:
             NotImplementedError, RuntimeError,
         ) as error:  # fmt: skip
             raise self._error(f"cannot be read: {error}") from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # Of gzip or bz2: the packed data are damaged.
+            raise self._error(f"cannot be read: {error}") from error
 
     def _tar(self) -> Iterator[_Entry]:
         with self.path.open("rb") as file, self._opened_tar(file) as archive:

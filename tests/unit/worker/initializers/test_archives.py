@@ -7,10 +7,12 @@ So does a damaged archive. Nothing of a refused archive stays.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
 import lzma
+import random
 import tarfile
 import tracemalloc
 import zipfile
@@ -58,6 +60,21 @@ def padded_streams(content: bytes) -> bytes:
     """Two parts of which the second comes after more padding than is read at once."""
     padding = b"\0" * (2 * archives._CHUNK_BYTES)
     return lzma.compress(content[:1536]) + padding + lzma.compress(content[1536:])
+
+
+def damaged_block() -> bytes:
+    """A .tar.bz2 file of several blocks. One after the first is damaged."""
+    packed = bytearray(bz2.compress(tar({"a": random.Random(0).randbytes(300_000)}), 1))
+    packed[len(packed) * 2 // 3] ^= 0xFF
+    return bytes(packed)
+
+
+def wrong_checksum() -> bytes:
+    """A .tar.gz file of two parts. The checksum of the first is wrong."""
+    content = tar({"a": b"1" * 2000})
+    first = bytearray(gzip.compress(content[:1024]))
+    first[-8] ^= 0xFF
+    return bytes(first) + gzip.compress(content[1024:])
 
 
 def large_dictionary() -> bytes:
@@ -174,6 +191,8 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "no archive": ("a.tar", b"no archive", DAMAGED),
     "half an archive": ("a.tar", tar(FILES)[:700], DAMAGED),
     "half of a packed one": ("a.tar.gz", tar(FILES, "w:gz")[:60], DAMAGED),
+    "a damaged bz2": ("a.tar.bz2", damaged_block(), DAMAGED),
+    "a wrong checksum": ("a.tar.gz", wrong_checksum(), DAMAGED),
     "half of an xz": ("a.tar.xz", tar(FILES, "w:xz")[:120], DAMAGED),
     "an xz of another format": ("a.tar.xz", lzma.compress(tar(FILES), lzma.FORMAT_ALONE), DAMAGED),
     "a large dictionary": ("a.tar.xz", large_dictionary(), "more than 128 MiB of memory"),
