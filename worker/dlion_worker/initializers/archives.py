@@ -136,7 +136,7 @@ class Archive:
 
     def unpack(self, folder: Path, *, max_bytes: int) -> None:
         """Write all files below `folder`. Raises: DataError; OSError."""
-        entries = self._zip() if self.name.endswith(".zip") else self._tar()
+        entries = self._zip() if self.name.endswith(".zip") else self._tar(max_bytes)
         count = written = 0
         try:
             for name, content in entries:
@@ -152,11 +152,7 @@ class Archive:
                 with content, target.open("xb") as file:
                     while chunk := content.read(_CHUNK_BYTES):
                         written += len(chunk)
-                        if written > max_bytes:
-                            raise self._error(
-                                f"is larger than {max_bytes} bytes when unpacked. Use less data, or"
-                                " raise the limit (docs/data.md)"
-                            )
+                        self._require_within(max_bytes, written)
                         file.write(chunk)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             raise self._error("has two entries of one name") from None
@@ -171,7 +167,7 @@ class Archive:
             # Of gzip or bz2: the packed data are damaged.
             raise self._error(f"cannot be read: {error}") from error
 
-    def _tar(self) -> Iterator[_Entry]:
+    def _tar(self, max_bytes: int) -> Iterator[_Entry]:
         with self.path.open("rb") as file, self._opened_tar(file) as archive:
             for member in archive:
                 if not (member.isreg() or member.isdir()):
@@ -179,6 +175,12 @@ class Archive:
                 yield member.name, archive.extractfile(member) if member.isreg() else None
                 # Else it keeps every header in memory. It is not in the types.
                 archive.members = []  # type: ignore[attr-defined]
+            # Checksums are behind the tar's own end, where its reader stops.
+            rest, unpacked = 0, archive.fileobj
+            assert unpacked is not None
+            while chunk := unpacked.read(_CHUNK_BYTES):
+                rest += len(chunk)
+                self._require_within(max_bytes, rest)
 
     def _opened_tar(self, file: IO[bytes]) -> tarfile.TarFile:
         """Open the archive, whatever its compression. Raises: TarError and those of its format."""
@@ -211,6 +213,13 @@ class Archive:
         if is_strange or path.is_absolute() or ".." in path.parts:
             raise self._error(f"has {name!r:.200}, which is not a path within a folder")
         return path
+
+    def _require_within(self, max_bytes: int, size: int) -> None:
+        if size > max_bytes:
+            raise self._error(
+                f"is larger than {max_bytes} bytes when unpacked. Use less data, or raise the limit"
+                " (docs/data.md)"
+            )
 
     def _error(self, what: str) -> DataError:
         return DataError(f"archive {self.name} {what}")
