@@ -263,17 +263,25 @@ def test_after_convergence_opposition_to_workers_that_disagree_is_not_named() ->
 
 
 @pytest.mark.parametrize(("size", "is_named"), [(1e-3, False), (0.02, False), (0.1, True)])
-def test_after_convergence_a_lasting_difference_counts_by_its_size(
-    size: float, is_named: bool
+@pytest.mark.parametrize(
+    ("send", "text"),
+    [
+        (lambda at, honest_D, size: honest_D + size * constant(at, honest_D), "differ from those"),
+        (lambda _, honest_D, size: honest_D + size / 50, "values of one sign"),
+        (lambda at, honest_D, size: size * constant(at, honest_D), "measured rounds ago"),
+    ],
+)
+def test_after_convergence_a_contribution_counts_by_its_size(
+    send: Callable[..., NDArray[np.float32]], text: str, size: float, is_named: bool
 ) -> None:
-    """Own samples set an honest worker apart then, with the small norm of all contributions."""
+    """Own samples, or what its links kept back, set an honest worker apart then, with the small
+    norm of all contributions."""
 
     def apart(at: int, honest_D: NDArray[np.float32]) -> NDArray[np.float32]:
-        lasting_D = np.float32(size) * constant(at, honest_D)
-        return honest_D if at < WINDOW else honest_D + lasting_D
+        return honest_D if at < WINDOW else send(at, honest_D, np.float32(size))
 
     texts = named(context(), apart, norms={WINDOW: 1e-3}, rounds=100)
-    assert any("differ from those" in text for text in texts) == is_named
+    assert any(text in found for found in texts) == is_named
 
 
 def test_a_large_contribution_is_named_in_the_second_round_before_divergence() -> None:

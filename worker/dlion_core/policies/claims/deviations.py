@@ -27,7 +27,7 @@ sign for each row of entries. Shape suffixes: D entries, R rows, S values of a s
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -79,9 +79,10 @@ LASTING_EXCESS = 0.1
 of 0.3."""
 
 LITTLE_LEFT = 0.05
-"""Part of the middle of the workers' largest norms. Differences of smaller contributions add
-nothing to the sum: once all is learned, each worker's own samples set it apart in one direction. At
-0.01 clean runs on machines of changing speed named honest workers (docs/robustness.md)."""
+"""Part of the middle of the workers' largest norms. Smaller contributions add nothing to the sums
+of their signs and differences, and do not count as repeated: once all is learned, or the learning
+rate has fallen, a worker's own samples and what its links kept back set it apart. At 0.01 clean
+runs on machines of changing speed named honest workers (docs/robustness.md)."""
 
 LIKE_COUNT = 1.25
 """Maximum ratio of the entries of a contribution and those of the middle one, or the reverse, for
@@ -241,11 +242,14 @@ class DeviationDetector:
             if balance is not None:
                 balance_of[rank] = balance
             taken_of[rank] = self._lasting.taken(sent)
-        found = [*self._find_large(sizes), *self._find_repeated(unit_of)]
-        found += self._find_one_sided(balance_of)
+        found = self._find_large(sizes)
+        least = LITTLE_LEFT * median([size.norm for size in self._largest.values()] or [0.0])
+        counting = {rank for rank, size in sizes.items() if size.norm > least}
+        found += self._find_repeated(unit_of, counting)
+        found += self._find_one_sided(balance_of, counting)
         if self._drops:
             taken_of = _of_like_count(taken_of)
-        found += self._find_lasting(taken_of, sizes)
+        found += self._find_lasting(taken_of, counting)
         for group in self._groups:
             found += self._find_opposed({rank: unit_of[rank] for rank in unit_of if rank in group})
         return found
@@ -322,7 +326,9 @@ class DeviationDetector:
                 found.append((rank, "opposed", f"{text} is their middle cosine"))
         return found
 
-    def _find_one_sided(self, balance_of: Mapping[Rank, float]) -> list[tuple[Rank, str, str]]:
+    def _find_one_sided(
+        self, balance_of: Mapping[Rank, float], counting: Collection[Rank]
+    ) -> list[tuple[Rank, str, str]]:
         if len(balance_of) < MIN_WORKERS:
             return []
         sizes = {rank: abs(one) for rank, one in balance_of.items()}
@@ -331,7 +337,7 @@ class DeviationDetector:
         largest = largest_elsewhere(sizes, units)
         for rank, one in sizes.items():
             usual = largest[rank]
-            self._one_sidedness.add(rank, one - usual)
+            self._one_sidedness.add(rank, one - usual if rank in counting else 0.0)
             if self._one_sidedness.of(rank) >= LIMIT:
                 text = f"contributes values of one sign: {(1 + one) / 2:.0%} of them,"
                 others = "any other worker's" if units[rank] == rank else "any other site's"
@@ -340,14 +346,13 @@ class DeviationDetector:
         return found
 
     def _find_lasting(
-        self, taken_of: Mapping[Rank, NDArray[np.float32]], sizes: Mapping[Rank, _Size]
+        self, taken_of: Mapping[Rank, NDArray[np.float32]], counting: Collection[Rank]
     ) -> list[tuple[Rank, str, str]]:
         if not taken_of:
             return []
         found = []
-        little = LITTLE_LEFT * median(size.norm for size in self._largest.values())
         for rank, excess in self._lasting.excesses(taken_of).items():
-            self._lasting_excess.add(rank, excess if sizes[rank].norm > little else 0.0)
+            self._lasting_excess.add(rank, excess if rank in counting else 0.0)
             is_known = any(rank == at for at, _ in self._reported)  # by a plainer cause
             if self._lasting_excess.of(rank) >= LIMIT and not is_known:
                 text = "contributes values that differ from those of workers of like data in one"
@@ -355,12 +360,13 @@ class DeviationDetector:
         return found
 
     def _find_repeated(
-        self, unit_of: Mapping[Rank, NDArray[np.float32]]
+        self, unit_of: Mapping[Rank, NDArray[np.float32]], counting: Collection[Rank]
     ) -> list[tuple[Rank, str, str]]:
         for rank, unit_S in unit_of.items():
             earlier = self._earlier[rank]
             if len(earlier) == WINDOW:
-                self._repeats[rank].append(float(unit_S @ earlier[0]))
+                cosine = float(unit_S @ earlier[0])
+                self._repeats[rank].append(cosine if rank in counting else 0.0)
             earlier.append(unit_S)
         usual = {
             rank: median(self._repeats[rank])
