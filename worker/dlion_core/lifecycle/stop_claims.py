@@ -56,14 +56,16 @@ class StopDoubts:
         *,
         elapsed_s: Callable[[], float],
         training_set_samples: Callable[[], int],
+        max_lead: int | None = None,
         stops_itself: Callable[[], bool] = lambda: False,
     ) -> None:
         """`elapsed_s`: since the run began. `training_set_samples` is that of `stop_reason`.
+        `max_lead`: the most iterations by which a peer can be ahead of this worker; None: any.
         `stops_itself`: whether this worker was asked to end, so that nothing needs to be checked.
         """
         self._job, self._rank, self._progress = job, rank, progress
         self._elapsed_s, self._samples = elapsed_s, training_set_samples
-        self._stops_itself = stops_itself
+        self._max_lead, self._stops_itself = max_lead, stops_itself
         self._first_iteration = progress.iteration
 
     def __call__(self, claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str:
@@ -88,15 +90,19 @@ class StopDoubts:
         return f"this worker has reached {done:,.6g} of {wanted:,.6g}"
 
     def _heard(self, rule: str, done: float, claim: StopClaim) -> float:
-        """What the sender has reached by its steps that have arrived."""
+        """What the sender has reached by its steps that have arrived. Steps that it cannot have
+        made, as it waits for this worker, prove nothing."""
         if rule == "maxSeconds":
             return 0.0
-        return done / max(1, self._progress.iteration) * claim.heard_steps
+        own, steps = self._progress.iteration, claim.heard_steps
+        if self._max_lead is not None:
+            steps = min(steps, own + self._max_lead)
+        return done / max(1, own) * steps
 
     def _likely(self, rule: str, done: float, claim: StopClaim) -> float:
         """What the sender has reached if it has always been as much faster as in this process.
         Workers that do not wait for each other resume from different iterations."""
-        if rule == "maxSeconds":
+        if rule == "maxSeconds" or self._max_lead is not None:
             return 0.0
         own_steps = self._progress.iteration - self._first_iteration
         return done * claim.heard_steps / max(MIN_OWN_STEPS, own_steps)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dlion_api.names import Rank
 from dlion_api.protocol.refusals import PeerRefusal
+from dlion_core.policies.gradient.gradient_exchange import GradientMachine
 from dlion_core.policies.interface import (
     STEP_KINDS,
     TAKEN_OVER,
@@ -31,6 +32,7 @@ from dlion_core.policies.interface import (
     RejectMessage,
     Value,
 )
+from dlion_core.policies.partitions.partition_merge import PartitionMerge
 from dlion_core.policies.staged.machines import Decoder
 from dlion_core.policies.weights.local_rounds import LastRound, LocalRounds
 
@@ -119,6 +121,13 @@ class IterationGuard:
         """Return the machine's, but do not follow a peer further than it can have come."""
         most = MAX_FOLLOWED_LEAD + MAX_FOLLOWED_RATIO * self._steps
         return min(self.machine.next_iteration(), max(most, self._own + 1))
+
+    @property
+    def max_lead(self) -> int | None:
+        """The most iterations by which a peer can be ahead of this worker; None: any number."""
+        if isinstance(self.machine, PartitionMerge | GradientMachine | LocalRounds):
+            return self.machine.max_lead
+        return None
 
     @property
     def is_mid_round(self) -> bool:

@@ -67,6 +67,11 @@ class PeerMachine:
         self._finished: dict[Rank, int] = {}
         """Last iteration that each peer reported, member or not."""
 
+    @property
+    def max_lead(self) -> int | None:
+        """The most iterations by which a peer can be ahead of this worker; None: any number."""
+        return self.synchronizer.rule.max_lead if self.context.exchanges_with_all else None
+
     # ---- hooks of a policy -----------------------------------------------------------------------
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:

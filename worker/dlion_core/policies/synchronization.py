@@ -30,6 +30,12 @@ class SyncRule:
     barrier: bool = False
     """Whether an update waits for the peers, or is made when the local step ends."""
 
+    @property
+    def max_lead(self) -> int | None:
+        """The most iterations by which a peer in step can be ahead of this worker, as it waits for
+        it; None: any number."""
+        return None if self.slack is None or self.spare else self.slack + 1
+
 
 def sync_rule(settings: Synchronization) -> SyncRule:
     """Return the rule of the manifest's `synchronization`."""

@@ -130,13 +130,12 @@ class TrainingLoop:
         )
         self._phases = PhaseClock(time.monotonic)
         parts.inbox.doubt = StopDoubts(
-            parts.job,
-            parts.rank,
-            progress,
+            parts.job, parts.rank, progress,
             elapsed_s=parts.reporter.now_s,
             training_set_samples=self._training_set_samples,
+            max_lead=parts.machine.max_lead,
             stops_itself=lambda: external_stop() is not None,
-        )
+        )  # fmt: skip
         self._quota, self._awaited = QuotaWatch(), AwaitedPeers(parts.reporter)
         self._silent_s = 0.0  # for how long only stopped peers were awaited
         self._finish_round_by_s: float | None = None

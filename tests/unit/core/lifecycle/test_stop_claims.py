@@ -4,7 +4,8 @@ confirm it.
 A stop at step 5 of 1,000 by one of three peers does not end the run. After ten seconds its sender
 counts as gone and is named, whatever name signs the message. A stop rule that this worker is close
 to is believed at once. So is a stop of most peers, and a deadline of all linked workers of a site.
-A worker that is ahead is believed by its steps. A reason is signed by its sender.
+A worker that is ahead is believed by its steps, as far as the policy lets it be ahead. A reason is
+signed by its sender.
 
 Left out: the trainer's request, and a stop by this worker's own coordinator (tests/local).
 """
@@ -21,7 +22,16 @@ from dlion_core.lifecycle.inbox import EventInbox, StopKind, stop_message
 from dlion_core.lifecycle.stop_claims import CONFIRM_WITHIN_S, StopDoubts
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp
-from dlion_core.policies.interface import Event, MemberLeft, Message, MessageArrived, MessageKind
+from dlion_core.policies.factory import build
+from dlion_core.policies.interface import (
+    Event,
+    Layout,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+)
+from dlion_core.policies.weights.round_planner import MAX_LOCAL_STEPS
 from local_run import job_document
 
 A, B, C = Rank(1), Rank(2), Rank(3)
@@ -33,7 +43,13 @@ MAX_STEPS = stop_rule_met("maxSteps", 1000)
 class Inbox:
     """Worker 0 of four, training, with links to all."""
 
-    def __init__(self, iteration: int = 5, *, linked: tuple[Rank, ...] = (A, B, C)) -> None:
+    def __init__(
+        self,
+        iteration: int = 5,
+        *,
+        linked: tuple[Rank, ...] = (A, B, C),
+        max_lead: int | None = None,
+    ) -> None:
         document = job_document({"a": 2, "b": 2})
         document["spec"]["trainer"]["stop"] = {
             "maxSteps": 1000, "maxSeconds": 600, "maxEpochs": 10, "targetAccuracy": 0.9,
@@ -47,6 +63,7 @@ class Inbox:
             self.progress,
             elapsed_s=lambda: self.elapsed_s,
             training_set_samples=lambda: 1920,
+            max_lead=max_lead,
         )
         self.inbox.start(0)
         for rank in linked:
@@ -186,6 +203,47 @@ def test_a_faster_worker_is_believed_after_a_resume(rule: str) -> None:
     inbox.progress.advance(400, local_batch_size=4, global_batch_size=19)
     assert inbox.stop(B, rule) == []
     assert inbox.inbox.stop_reason == f"worker 2: {rule}"
+
+
+@pytest.mark.parametrize("rule", [MAX_STEPS, stop_rule_met("maxEpochs", 10)])
+@pytest.mark.parametrize("resumed_at", [0, 200])
+def test_steps_beyond_those_of_a_worker_that_is_waited_for_prove_nothing(
+    resumed_at: int, rule: str
+) -> None:
+    """Each of a few forged messages claims 16 steps. No peer can have made them at a barrier."""
+    inbox = Inbox(resumed_at, linked=(B, C), max_lead=1)
+    inbox.progress.job_samples = resumed_at * 19  # of 19,200
+    for _ in range(5):
+        inbox.progress.advance(
+            inbox.progress.iteration + 1, local_batch_size=4, global_batch_size=19
+        )
+    heard(inbox, B, *range(resumed_at + 1, 1000, 16))
+    assert inbox.stop(B, rule) == []
+    assert inbox.later(CONFIRM_WITHIN_S) == [MemberLeft(B)]
+    assert inbox.inbox.stop_reason is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode", "max_lead"),
+    [
+        ("adaptive", "asynchronous", MAX_LOCAL_STEPS + 1),
+        ("full", "synchronous", 1),
+        ("full", "bounded", 4),
+        ("full", "backup", None),
+        ("full", "asynchronous", None),
+        ("ako", "synchronous", 1),
+        ("adpsgd", "synchronous", None),
+    ],
+)
+def test_a_lead_is_limited_where_each_peer_waits_for_this_worker(
+    policy: str, mode: str, max_lead: int | None
+) -> None:
+    document = job_document({"a": 2, "b": 2})
+    document["spec"]["exchange"] = {"policy": policy}
+    document["spec"]["synchronization"] = {"mode": mode, "maxStaleness": 3, "backupWorkers": 1}
+    layout = Layout(("kernel",), (40,))
+    guard = build(load_job(document).spec, Rank(0), layout, [Rank(0), A, B, C])
+    assert guard.max_lead == max_lead
 
 
 def test_one_message_does_not_prove_all_steps_before_it() -> None:

@@ -75,6 +75,7 @@ from dlion_core.policies.partitions.version_vector import (
     encode_version_vector,
     missing_samples,
 )
+from dlion_core.policies.peer_machine import PeerMachine
 
 _KINDS = frozenset(
     {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}
@@ -128,6 +129,11 @@ class PartitionMerge:
     @property
     def held(self) -> VersionVector:
         return dict(self._samples.held)
+
+    @property
+    def max_lead(self) -> int | None:
+        """Return what the wrapped machine has; None: any number."""
+        return self._machine.max_lead if isinstance(self._machine, PeerMachine) else None
 
     # ---- Machine ---------------------------------------------------------------------------------
 
