@@ -4,13 +4,15 @@ Two sides of any size merge at the mean of their anchors, weighted by the sample
 has trained on. They continue with equal weights and outer velocities. A side with too little
 training, or none, takes over the other's anchor. A worker with more training is not outvoted.
 Another cut during the merge blocks no worker. Samples count once, and a checkpoint keeps the
-counts. A holder that merged before it answered is replaced. Vectors of unknown workers are refused.
+counts. A worker that was never cut off and lies about its anchor and samples changes nothing. A
+holder that merged before it answered is replaced. Vectors of unknown workers are refused.
 
 Left out: the exchange of rounds (test_adaptive.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
+from dlion_core.codecs import ValueCodec, encode_weights
 from dlion_core.policies.interface import (
     MemberJoined,
     MemberLeft,
@@ -26,10 +29,17 @@ from dlion_core.policies.interface import (
     MessageArrived,
     MessageKind,
     RejectMessage,
+    SendMessage,
 )
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.partitions.version_vector import encode_version_vector
-from dlion_core.policies.weights.anchor_merge import Anchor, AnchorMerge, group_by_anchor
+from dlion_core.policies.weights.anchor_merge import (
+    ANCHOR,
+    HEAD,
+    Anchor,
+    AnchorMerge,
+    group_by_anchor,
+)
 from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
 from example_counts import examples
 from policy_cluster import spec, with_small_merges
@@ -37,6 +47,9 @@ from weighing_cluster import WeighingCluster
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from dlion_core.policies.interface import Instruction
+    from policy_cluster import Replica
 
 seeds = st.integers(0, 2**32)
 ZERO, ONE, TWO, THREE = (Rank(rank) for rank in range(4))
@@ -104,6 +117,32 @@ class SplitCluster(WeighingCluster):
         for other in others:
             for name in ("anchor_D", "velocity_D"):
                 np.testing.assert_array_equal(first.get(name, 0), other.get(name, 0))
+
+
+class LyingCluster(SplitCluster):
+    """The last worker may lie: it claims another anchor, all samples and more, and sends zeros."""
+
+    lies = False
+
+    def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
+        is_sent = isinstance(instruction, SendMessage) and replica.rank == self.ranks[-1]
+        if self.lies and is_sent and isinstance(instruction, SendMessage):
+            instruction = replace(instruction, message=self.lie(instruction.message))
+        super()._carry_out(replica, instruction)
+
+    def lie(self, message: Message) -> Message:
+        held = {**self.rounds(ZERO)._trained.held, self.ranks[-1]: 5 * message.iteration}
+        payload = encode_version_vector(held)
+        if message.kind is MessageKind.WEIGHTS:
+            form, checksum, *rest = HEAD.unpack_from(message.payload)
+            head = HEAD.pack(form, checksum ^ 1, *rest)
+            zeros_D = np.zeros(self.layout.size, np.float32)
+            is_anchor = form == ANCHOR
+            zeros = payload + encode_weights(zeros_D, ValueCodec.FLOAT32)
+            payload = head + (zeros if is_anchor else bytes(message.payload[HEAD.size :]))
+        elif message.kind is not MessageKind.HELD:
+            return message
+        return replace(message, payload=payload)
 
 
 def trained_apart(
@@ -181,6 +220,21 @@ def test_all_workers_become_equal_after_a_merge(
         cluster.heal(at_once=False)
     cluster.train(cluster.ranks, 12)
     cluster.assert_equal()
+
+
+@pytest.mark.parametrize("was_cut", [False, True])
+def test_a_worker_in_step_that_lies_about_its_anchor_changes_nothing(was_cut: bool) -> None:
+    cluster = LyingCluster([2, 2, 2], 0)
+    cluster.train(cluster.ranks, 20)
+    if was_cut:
+        cluster.cut([TWO])
+        cluster.heal()
+        cluster.train(cluster.ranks, 4)  # it has their anchor again
+    before_D = cluster.anchor(ZERO).copy()
+    cluster.lies = True
+    cluster.train(cluster.ranks, 40, learns=False)
+    for rank in (ZERO, ONE):
+        np.testing.assert_array_equal(cluster.anchor(rank), before_D)
 
 
 def test_a_contribution_of_a_restarted_worker_requests_nothing_from_it() -> None:

@@ -10,6 +10,9 @@ one worker of each group, and all continue from
 
 with m_g the samples that only group g has. The outer velocity is merged in the same way.
 
+If no link of the other groups' workers has been down since all had the same anchor, the largest
+group stands (`repair`).
+
 Workers with the same contributions and vectors make the same bits. Others differ until the next
 round, where a merged anchor contains what the unmerged ones have, so that those do not count.
 
@@ -17,8 +20,9 @@ Source: the project's definition, as `partition_merge` for policies that exchang
 """
 
 import struct
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,12 +32,15 @@ from dlion_api.names import Rank
 from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.interface import Flat
 from dlion_core.policies.partitions.version_vector import (
+    MAX_WORKER_SAMPLES,
     VersionVector,
     merge_text,
     missing_samples,
 )
 
 CONTRIBUTION, ANCHOR = 0, 1
+_MORE_THAN_ALL = MAX_WORKER_SAMPLES**2
+"""More samples than all workers together can have."""
 HEAD = struct.Struct("<BIIH")
 """Head of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor and outer
 velocity, samples of its round, and its proposal for H (anchor: the H in use). A gradient follows;
@@ -54,6 +61,11 @@ def parse_head(
             f" {allowed_steps[0]} to {allowed_steps[-1]} steps"
         )
     return (form, checksum, samples, steps), whole[HEAD.size :]
+
+
+def checksum_of(anchor_D: Flat, velocity_D: Flat | None) -> int:
+    """Return the checksum that `HEAD` has."""
+    return zlib.crc32(b"" if velocity_D is None else velocity_D.data, zlib.crc32(anchor_D.data))
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,22 @@ class AnchorMerge:
 
     def _has_all(self, held: VersionVector, others: VersionVector) -> bool:
         return missing_samples(held, others) < self.min_samples
+
+
+def repair(
+    end: int, groups: Sequence[Sequence[Rank]], own: Rank, apart: Collection[Rank], min_samples: int
+) -> AnchorMerge:
+    """Return the repair of a round's groups.
+
+    `apart`: peers whose link has been down since they had this worker's anchor. Without one of
+    them no group can have trained apart: their anchors differ by a contribution that some lack.
+    Then no claim of samples counts, and the largest group stands. Otherwise one worker that lies
+    about its anchor and its samples would replace the model.
+    """
+    holders = [own if own in ranks else ranks[0] for ranks in groups]
+    may_count = any(one in apart for ranks in groups if own not in ranks for one in ranks)
+    least = min_samples if may_count else _MORE_THAN_ALL
+    return AnchorMerge(end, holders, holders.index(own), least)
 
 
 def _only_in(rank: Rank, standing: Iterable[Rank], vectors: Mapping[Rank, VersionVector]) -> int:

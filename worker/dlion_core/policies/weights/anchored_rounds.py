@@ -12,7 +12,6 @@ round closes, because a worker has just joined or some were cut off. Then `ancho
 anchor from which all continue.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 
@@ -63,8 +62,10 @@ from dlion_core.policies.weights.anchor_merge import (
     Anchor,
     AnchorMerge,
     PseudoGradient,
+    checksum_of,
     group_by_anchor,
     parse_head,
+    repair,
 )
 from dlion_core.policies.weights.local_rounds import LocalRounds
 
@@ -101,6 +102,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         self._gone: set[Rank] = set()
         """Peers that left after their last contribution: a new link or process knows nothing of it.
         """
+        self._apart: set[Rank] = set()  # joined later, and never had this worker's anchor since
         self._to_greet: set[Rank] = set()  # joined, and learn which samples the anchor contains
         self._is_taken_over = False  # it has a peer's weights and has not stepped since
         self._owed: dict[tuple[Rank, MessageKind], int] = {}
@@ -154,7 +156,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         sent = self.residual.send(self.chosen(), self.coding)
         self.residual.value_D *= self._feedback
         samples, proposal = min(self.samples, self.max_samples(self._end)), self.proposal()
-        checksum = _checksum(self.anchor_D, self.velocity_D)
+        checksum = checksum_of(self.anchor_D, self.velocity_D)
         own = PseudoGradient(samples, sent.part, checksum, proposal)
         payload = HEAD.pack(CONTRIBUTION, checksum, samples, proposal) + bytes(sent.payload or b"")
         message = Message(MessageKind.WEIGHTS, self._end, self.local_batch_size, payload=payload)
@@ -211,6 +213,8 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
     def joined(self, rank: Rank, iteration: int) -> None:
         super().joined(rank, iteration)
         self._to_greet.add(rank)
+        if self.synchronizer.stepped or self._trained.held:
+            self._apart.add(rank)
 
     def left(self, rank: Rank) -> None:
         """Do not wait for it. Its contribution to the open round counts."""
@@ -274,13 +278,12 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         ]
         present = {self.rank, *self.synchronizer.active} - self._gone
         checksums = {rank: contributions[rank].checksum for rank in present & contributions.keys()}
+        self._apart -= {rank for rank, one in checksums.items() if one == own.checksum}
         groups = group_by_anchor(checksums)
         if len(groups) > 1:
-            holders = [self.rank if self.rank in ranks else ranks[0] for ranks in groups]
-            position = holders.index(self.rank)
-            self._merge = AnchorMerge(end, holders, position, self._min_samples)
+            self._merge = repair(end, groups, self.rank, self._apart, self._min_samples)
             request = Message(MessageKind.HELD_REQUEST, end)
-            instructions += [SendMessage(one, request) for one in holders if one != self.rank]
+            instructions += [SendMessage(one, request) for one in sorted(self._merge.awaited())]
         return instructions
 
     def _follow(self, closed: int, local_steps: int) -> None:
@@ -394,7 +397,3 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
 def _next_multiple(after: int, step: int) -> int:
     """Return the first multiple of `step` after that number."""
     return (after // step + 1) * step
-
-
-def _checksum(anchor_D: Flat, velocity_D: Flat | None) -> int:
-    return zlib.crc32(b"" if velocity_D is None else velocity_D.data, zlib.crc32(anchor_D.data))
