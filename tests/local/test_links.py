@@ -1,7 +1,8 @@
 """Test real links over loopback with mutual TLS: admission and delivery.
 
 A link that one end no longer wants ends, and returns when both want it. Calls of one connection and
-of all connections are bounded. A failure of one link does not affect the watch over the others.
+of all connections are bounded, and messages of a peer. A failure of one link does not affect the
+watch over the others.
 
 Left out: processes that die (test_link_deaths.py); shaped links (test_network*.py); frames
 themselves (tests/unit/core/links).
@@ -26,6 +27,7 @@ from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.progress import LinkRecord
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.links import message_rate
 from dlion_core.links.events import (
     ExchangeEvent,
     LinkDown,
@@ -575,6 +577,24 @@ def test_a_peer_that_violates_the_protocol_is_refused_then_quarantined(
     again = start(B, incarnation=2)  # a restart clears it
     introduce(a, again, version=2)
     a.wait_for(LinkUp)
+
+
+def test_a_peer_that_floods_its_link_is_refused_then_quarantined(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_rate, "MAX_BURST", 20)
+    monkeypatch.setattr(message_rate, "MESSAGES_PER_S", 0.0)
+    a, b = start(A), start(B)
+    introduce(a, b)
+    a.wait_for(LinkUp)
+    for iteration in range(1, 21):
+        b.exchange.send(TO_A, gradient(iteration, 10))
+        assert arrived(a).iteration == iteration
+    for iteration in range(21, 24):
+        b.wait_for(LinkUp)
+        b.exchange.send(TO_A, gradient(iteration, 10))
+        assert "messages a second" in a.wait_for(Refused).reason
+    assert "quarantined" in a.wait_for(Refused).reason
 
 
 def connections(proof: WorkerCredentials, address: str, count: int) -> list[grpc.Channel]:
